@@ -1,0 +1,24 @@
+//! Every decision Warmset takes, as pure state machines: no clock, no socket, no file, no thread, no random source.
+//!
+//! Time arrives as an argument, work leaves as an action, and its result comes back as an event. The same machines
+//! run live, in the tests and in the simulator. Modules are declared in reading order.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod ids;
+pub mod time;
+pub mod memory;
+pub mod machine;
+pub mod residency;
+pub mod threads;
+pub mod worker;
+pub mod gateway;
+
+pub use ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};
+pub use machine::Machine;
+pub use memory::{Bytes, Footprint, MemoryVector};
+pub use time::Instant;

@@ -1,0 +1,1 @@
+//! Threads leased to engines.

@@ -1,0 +1,316 @@
+//! The messages between a worker and an engine process: versioned, length-prefixed JSON over a socket pair.
+//!
+//! One request may produce several choices; a choice is generated on a sequence of its own. The engine tokenises
+//! (`Prepared`), waits for the worker's word on cached blocks (`Grant`), then computes.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Grows with every change that an older peer would misread.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// The largest message either side accepts.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Choices one request may ask for.
+pub const CHOICES_MAX: u32 = 16;
+
+/// Which implementation serves a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// llama.cpp, for GGUF files.
+    Llama,
+    /// Declared bytes and times, for tests and demonstrations.
+    Synthetic,
+}
+
+/// What the engine does with requests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToEngine {
+    /// Load a model. Sent once in the life of a process.
+    Load(LoadRequest),
+    /// Generate text.
+    Generate { request: u64, job: Box<GenerateJob> },
+    /// Compute embeddings.
+    Embed { request: u64, inputs: Vec<TokensOrText> },
+    /// The answer to `Prepared`.
+    Grant { request: u64, source: KvGrant },
+    /// End a request; answered by `Done` with finish reason `cancelled`, or `Failed`.
+    Cancel { request: u64 },
+    /// Step with this many threads from the next step on; 0 pauses. Answered by `ThreadsHeld`.
+    SetThreads { threads: u32 },
+    /// Finish nothing more and exit.
+    Stop,
+}
+
+/// Where the KV of a prompt comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "from", rename_all = "snake_case")]
+pub enum KvGrant {
+    /// Compute it.
+    Recompute,
+}
+
+/// What to load and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadRequest {
+    /// The implementation.
+    pub engine: EngineKind,
+    /// The artifact's files, the first one being the one to open. Immutable.
+    pub files: Vec<PathBuf>,
+    /// Tokens one sequence may hold; 0 takes the model's own limit, at most 4,096.
+    pub context_tokens: u32,
+    /// Sequences at once.
+    pub parallel: u32,
+    /// Threads to load and step with at first.
+    pub threads: u32,
+    /// Accelerators to use, 0 being the first; empty for the processor.
+    pub accelerators: Vec<u32>,
+}
+
+/// One generation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GenerateJob {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Choices to generate, 1 to `CHOICES_MAX`.
+    pub choices: u32,
+    /// Tokens per choice; none fills the context.
+    pub max_tokens: Option<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Texts that end a choice and are not part of it.
+    pub stop: Vec<String>,
+    /// Go on past the model's end-of-text token (for measurements).
+    #[serde(default)]
+    pub ignore_end: bool,
+    /// Whether deltas are wanted as they come; without, one delta holds each choice's whole text.
+    pub stream: bool,
+}
+
+/// What a generation continues.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Prompt {
+    /// OpenAI's messages, rendered by the model's own template: role, content (text or parts), name, tool fields as given.
+    Chat { messages: Vec<serde_json::Value> },
+    /// Text as it is.
+    Text { text: String },
+    /// Tokens as they are.
+    Tokens { tokens: Vec<u32> },
+}
+
+/// One input of an embedding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TokensOrText {
+    /// Text to tokenise.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<u32>),
+}
+
+/// How tokens are chosen. The defaults are OpenAI's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Nucleus; 1 is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 0 is off.
+    pub min_p: f32,
+    /// OpenAI's frequency penalty, -2 to 2.
+    pub frequency_penalty: f32,
+    /// OpenAI's presence penalty, -2 to 2.
+    pub presence_penalty: f32,
+    /// llama.cpp's repetition penalty; 1 is off.
+    pub repeat_penalty: f32,
+    /// Added to a token's logit.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Choice `i` uses `seed + i`; none draws one.
+    pub seed: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repeat_penalty: 1.0,
+            logit_bias: Vec::new(),
+            seed: None,
+        }
+    }
+}
+
+/// What the engine reports.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromEngine {
+    /// The process is initialised and can load.
+    Hello { protocol_version: u32, build: String, accelerators: Vec<String> },
+    /// Share of the weights read, 0 to 1; at most ten a second.
+    LoadProgress { fraction: f32 },
+    /// The model is loaded and has made its first, discarded computation.
+    Loaded(LoadedInfo),
+    /// The model cannot be loaded. The process exits.
+    LoadFailed { message: String, permanent: bool },
+    /// A request is tokenised.
+    Prepared { request: u64, prompt_tokens: u32 },
+    /// Text of one choice.
+    Delta { request: u64, choice: u32, text: String },
+    /// One choice is complete.
+    ChoiceDone { request: u64, choice: u32, finish: FinishReason },
+    /// A generation is complete.
+    Done { request: u64, usage: Usage, timings: Timings },
+    /// An embedding is complete.
+    Embedded { request: u64, vectors: Vec<Vec<f32>>, prompt_tokens: u32 },
+    /// A request failed; others go on.
+    Failed { request: u64, kind: FailureKind, message: String, param: Option<String> },
+    /// Steps were made since the last beat; at most four a second.
+    Beat,
+    /// The engine now steps with this many threads.
+    ThreadsHeld { threads: u32 },
+}
+
+/// Facts about a loaded model.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadedInfo {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Tokens one sequence may hold.
+    pub context_tokens: u32,
+    /// Sequences at once.
+    pub parallel: u32,
+    /// Length of an embedding.
+    pub embedding_length: u32,
+    /// Whether it has a chat template.
+    pub has_chat_template: bool,
+    /// Whether it can generate (embedding-only models cannot).
+    pub generates: bool,
+    /// KV bytes per token, from the model's shape.
+    pub kv_bytes_per_token: u64,
+    /// Bytes it holds on each accelerator, in the order of `LoadRequest::accelerators`.
+    pub accelerator_bytes: Vec<u64>,
+    /// Seconds to read the weights and set up the context.
+    pub load_seconds: f64,
+    /// Seconds of the first, discarded computation.
+    pub warm_up_seconds: f64,
+}
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it or a stop text came.
+    Stop,
+    /// The token limit or the context is full.
+    Length,
+    /// The caller ended it.
+    Cancelled,
+}
+
+/// Tokens a request used.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated over all choices.
+    pub completion_tokens: u32,
+    /// Prompt tokens whose KV was not computed for this request.
+    pub cached_tokens: u32,
+}
+
+/// Where a request's time went.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// From the engine's receipt to its first sampled token.
+    pub first_token_seconds: f64,
+    /// Computing the prompt.
+    pub prefill_seconds: f64,
+    /// From the first sampled token to the last.
+    pub decode_seconds: f64,
+}
+
+/// Whose fault a failed request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The request's own values.
+    InvalidRequest,
+    /// The prompt does not fit the context.
+    ContextExceeded,
+    /// The model's chat template.
+    Template,
+    /// The engine.
+    Internal,
+}
+
+/// The file that a synthetic model is: JSON with declared bytes, times and failures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SyntheticSpec {
+    /// Host bytes held once loaded. Really allocated and touched up to `allocate_bytes_max`.
+    pub host_bytes: u64,
+    /// Extra host bytes held only while loading.
+    pub load_extra_bytes: u64,
+    /// Bytes declared on accelerators, one number for each.
+    pub accelerator_bytes: Vec<u64>,
+    /// Whether host bytes are really allocated and touched, or only declared.
+    pub allocate: bool,
+    /// Seconds a load takes.
+    pub load_seconds: f64,
+    /// Seconds per prompt token.
+    pub prefill_seconds_per_token: f64,
+    /// Seconds per generated token (one step for all sequences).
+    pub decode_seconds_per_token: f64,
+    /// What goes wrong.
+    pub failure: SyntheticFailure,
+}
+
+impl Default for SyntheticSpec {
+    fn default() -> Self {
+        Self {
+            host_bytes: 1 << 20,
+            load_extra_bytes: 0,
+            accelerator_bytes: Vec::new(),
+            allocate: false,
+            load_seconds: 0.0,
+            prefill_seconds_per_token: 0.0,
+            decode_seconds_per_token: 0.0,
+            failure: SyntheticFailure::None,
+        }
+    }
+}
+
+/// What goes wrong in a synthetic engine.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyntheticFailure {
+    /// Nothing.
+    #[default]
+    None,
+    /// `LoadFailed`, permanent.
+    LoadFails,
+    /// `LoadFailed`, not permanent.
+    LoadFailsForNow,
+    /// The load never ends.
+    LoadHangs,
+    /// The process aborts while loading.
+    LoadCrashes,
+    /// The process aborts after the third token of a request.
+    GenerateCrashes,
+    /// No step after the third token of a request.
+    GenerateHangs,
+    /// `Stop` is ignored.
+    IgnoresStop,
+    /// Memory grows without bound once a request runs.
+    EatsMemory,
+}

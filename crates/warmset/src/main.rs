@@ -1,0 +1,2 @@
+//! warmset
+fn main() {}
