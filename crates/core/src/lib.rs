@@ -9,14 +9,15 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod gateway;
 pub mod ids;
-pub mod time;
-pub mod memory;
+pub mod inference;
 pub mod machine;
+pub mod memory;
 pub mod residency;
 pub mod threads;
+pub mod time;
 pub mod worker;
-pub mod gateway;
 
 pub use ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};
 pub use machine::Machine;

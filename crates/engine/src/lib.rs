@@ -1,1 +1,7 @@
-//! engine
+//! The engine port, the engines behind it, and the processes they live in.
+//!
+//! `protocol` is what worker and engine process say to each other; `port` is what an engine implements inside its
+//! process; the rest is the parent's side (starting, measuring, limiting) and the engines themselves.
+
+pub mod port;
+pub mod protocol;

@@ -6,12 +6,14 @@
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+pub use warmset_core::inference::{
+    FailureKind, FinishReason, GenerateJob, Prompt, Sampling, Timings, TokensOrText, Usage,
+};
+
 /// Grows with every change that an older peer would misread.
 pub const PROTOCOL_VERSION: u32 = 1;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Choices one request may ask for.
-pub const CHOICES_MAX: u32 = 16;
 
 /// Which implementation serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,88 +70,6 @@ pub struct LoadRequest {
     pub accelerators: Vec<u32>,
 }
 
-/// One generation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GenerateJob {
-    /// What to continue.
-    pub prompt: Prompt,
-    /// Choices to generate, 1 to `CHOICES_MAX`.
-    pub choices: u32,
-    /// Tokens per choice; none fills the context.
-    pub max_tokens: Option<u32>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Texts that end a choice and are not part of it.
-    pub stop: Vec<String>,
-    /// Go on past the model's end-of-text token (for measurements).
-    #[serde(default)]
-    pub ignore_end: bool,
-    /// Whether deltas are wanted as they come; without, one delta holds each choice's whole text.
-    pub stream: bool,
-}
-
-/// What a generation continues.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Prompt {
-    /// OpenAI's messages, rendered by the model's own template: role, content (text or parts), name, tool fields as given.
-    Chat { messages: Vec<serde_json::Value> },
-    /// Text as it is.
-    Text { text: String },
-    /// Tokens as they are.
-    Tokens { tokens: Vec<u32> },
-}
-
-/// One input of an embedding.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum TokensOrText {
-    /// Text to tokenise.
-    Text(String),
-    /// Tokens as they are.
-    Tokens(Vec<u32>),
-}
-
-/// How tokens are chosen. The defaults are OpenAI's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Nucleus; 1 is off.
-    pub top_p: f32,
-    /// 0 is off.
-    pub top_k: u32,
-    /// 0 is off.
-    pub min_p: f32,
-    /// OpenAI's frequency penalty, -2 to 2.
-    pub frequency_penalty: f32,
-    /// OpenAI's presence penalty, -2 to 2.
-    pub presence_penalty: f32,
-    /// llama.cpp's repetition penalty; 1 is off.
-    pub repeat_penalty: f32,
-    /// Added to a token's logit.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Choice `i` uses `seed + i`; none draws one.
-    pub seed: Option<u64>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            repeat_penalty: 1.0,
-            logit_bias: Vec::new(),
-            seed: None,
-        }
-    }
-}
-
 /// What the engine reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -203,54 +123,6 @@ pub struct LoadedInfo {
     pub load_seconds: f64,
     /// Seconds of the first, discarded computation.
     pub warm_up_seconds: f64,
-}
-
-/// Why a choice ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended it or a stop text came.
-    Stop,
-    /// The token limit or the context is full.
-    Length,
-    /// The caller ended it.
-    Cancelled,
-}
-
-/// Tokens a request used.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens generated over all choices.
-    pub completion_tokens: u32,
-    /// Prompt tokens whose KV was not computed for this request.
-    pub cached_tokens: u32,
-}
-
-/// Where a request's time went.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Timings {
-    /// From the engine's receipt to its first sampled token.
-    pub first_token_seconds: f64,
-    /// Computing the prompt.
-    pub prefill_seconds: f64,
-    /// From the first sampled token to the last.
-    pub decode_seconds: f64,
-}
-
-/// Whose fault a failed request is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FailureKind {
-    /// The request's own values.
-    InvalidRequest,
-    /// The prompt does not fit the context.
-    ContextExceeded,
-    /// The model's chat template.
-    Template,
-    /// The engine.
-    Internal,
 }
 
 /// The file that a synthetic model is: JSON with declared bytes, times and failures.
