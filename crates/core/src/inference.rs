@@ -1,4 +1,5 @@
 //! What is asked of a model and what it answers, in the words that gateway, worker and engine share.
+#![expect(missing_docs, reason = "the fields of events, actions and replies say by name what they are")]
 
 use crate::{
     ids::{Digest, WorkerId},

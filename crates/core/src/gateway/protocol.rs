@@ -1,4 +1,5 @@
 //! What can happen to a gateway and what it wants done.
+#![expect(missing_docs, reason = "the fields of events, actions and replies say by name what they are")]
 
 use crate::{
     ids::{Digest, ModelName, Priority, RequestId, TenantId, WorkerId},

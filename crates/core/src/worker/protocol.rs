@@ -1,4 +1,5 @@
 //! What can happen to a worker and what it wants done.
+#![expect(missing_docs, reason = "the fields of events, actions and replies say by name what they are")]
 
 use crate::{
     ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId},

@@ -1,0 +1,74 @@
+//! How often something is asked for, decaying with a half-life.
+
+use crate::time::Instant;
+use core::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// An exponentially decaying count of requests.
+///
+/// A steady stream of `r` requests a second settles at `r * half_life / ln 2`, so the rate is read back as
+/// `count * ln 2 / half_life`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Demand {
+    count: f64,
+    at: Instant,
+}
+
+impl Demand {
+    /// One more request at `now`.
+    pub fn note(&mut self, now: Instant, half_life: Duration) {
+        self.count = self.count_at(now, half_life) + 1.0;
+        self.at = self.at.max(now);
+    }
+
+    /// The decayed count at `now`.
+    pub fn count_at(&self, now: Instant, half_life: Duration) -> f64 {
+        let half_lives = now.since(self.at).as_secs_f64() / half_life.as_secs_f64().max(1e-9);
+        self.count * libm::exp2(-half_lives)
+    }
+
+    /// Requests per second at `now`.
+    pub fn per_second_at(&self, now: Instant, half_life: Duration) -> f64 {
+        self.count_at(now, half_life) * core::f64::consts::LN_2 / half_life.as_secs_f64().max(1e-9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HALF_LIFE: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn steady_stream_reads_back_its_rate() {
+        let mut demand = Demand::default();
+        for second in 0..20_000_u64 {
+            demand.note(Instant::after(Duration::from_secs(second)), HALF_LIFE);
+        }
+        let rate = demand.per_second_at(Instant::after(Duration::from_secs(19_999)), HALF_LIFE);
+        assert!((rate - 1.0).abs() < 0.01, "{rate}");
+    }
+
+    #[test]
+    fn halves_in_a_half_life() {
+        let mut demand = Demand::default();
+        demand.note(Instant::ZERO, HALF_LIFE);
+        let later = Instant::after(HALF_LIFE);
+        assert!((demand.count_at(later, HALF_LIFE) - 0.5).abs() < 1e-12);
+    }
+
+    proptest! {
+        #[test]
+        fn never_grows_without_requests(notes in 1_usize..50, wait_seconds in 0_u64..100_000) {
+            let mut demand = Demand::default();
+            for _ in 0..notes {
+                demand.note(Instant::ZERO, HALF_LIFE);
+            }
+            let now = demand.count_at(Instant::ZERO, HALF_LIFE);
+            let later = demand.count_at(Instant::after(Duration::from_secs(wait_seconds)), HALF_LIFE);
+            prop_assert!(later <= now && later >= 0.0);
+            prop_assert!((now - notes as f64).abs() < 1e-9);
+        }
+    }
+}
