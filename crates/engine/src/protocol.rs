@@ -119,10 +119,23 @@ pub struct LoadedInfo {
     pub kv_bytes_per_token: u64,
     /// Bytes it holds on each accelerator, in the order of `LoadRequest::accelerators`.
     pub accelerator_bytes: Vec<u64>,
+    /// Host bytes to count instead of measured ones, once loaded and at the peak of the load: only from engines that
+    /// declare memory without taking it.
+    #[serde(default)]
+    pub declared_host_bytes: Option<DeclaredHostBytes>,
     /// Seconds to read the weights and set up the context.
     pub load_seconds: f64,
     /// Seconds of the first, discarded computation.
     pub warm_up_seconds: f64,
+}
+
+/// Host bytes an engine declares without taking them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclaredHostBytes {
+    /// Once loaded.
+    pub steady_bytes: u64,
+    /// While loading.
+    pub peak_bytes: u64,
 }
 
 /// The file that a synthetic model is: JSON with declared bytes, times and failures.
