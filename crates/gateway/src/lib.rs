@@ -1,1 +1,11 @@
-//! gateway
+//! The front door: HTTP for callers and administrators, and the run loop that owns the gateway machine.
+//!
+//! It never tokenises, loads or computes: requests become [`link::Assignment`]s for a worker, replies become HTTP.
+//! Modules are declared in reading order.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod clock;
+pub mod directory;
+pub mod link;
+pub mod metrics;

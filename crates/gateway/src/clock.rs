@@ -1,0 +1,32 @@
+//! The clocks: monotonic time for every decision and duration, wall time only to print dates.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use warmset_core::Instant;
+
+/// The monotonic clock of one run. Copies share their origin, so instants of different parts compare.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    origin: std::time::Instant,
+}
+
+impl Clock {
+    /// A clock whose origin is now.
+    pub fn start() -> Self {
+        Self { origin: std::time::Instant::now() }
+    }
+
+    /// Time since the origin.
+    pub fn now(&self) -> Instant {
+        Instant::after(self.origin.elapsed())
+    }
+
+    /// How long until `instant`; zero if it has passed.
+    pub fn until(&self, instant: Instant) -> Duration {
+        instant.since(self.now())
+    }
+}
+
+/// Seconds since 1970 by the wall clock, for the `created` fields of OpenAI's objects.
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
