@@ -1,1 +1,17 @@
-//! store
+//! Artifacts on disk: content-addressed, verified once, immutable.
+//!
+//! A model's files are copied (or reflinked) into a directory under the name of their SHA-256 and never change again, so
+//! an engine maps a file that nobody else can write. What a model *is*, its [`Manifest`], has a digest of its own.
+
+mod checked;
+mod error;
+mod import;
+mod manifest;
+mod source;
+mod store;
+
+pub use error::StoreError;
+pub use import::ARTIFACT_BYTES_MAX;
+pub use manifest::{MANIFEST_FILES_MAX, Manifest, ManifestError, ManifestFile};
+pub use source::{SourceError, parse_source};
+pub use store::{QUARANTINED_FILES_MAX, Removed, Store, StoredFile, Verified};
