@@ -17,7 +17,12 @@ pub struct Demand {
 impl Demand {
     /// One more request at `now`.
     pub fn note(&mut self, now: Instant, half_life: Duration) {
-        self.count = self.count_at(now, half_life) + 1.0;
+        self.add(now, half_life, 1.0);
+    }
+
+    /// More of whatever is counted at `now`.
+    pub fn add(&mut self, now: Instant, half_life: Duration, amount: f64) {
+        self.count = self.count_at(now, half_life) + amount;
         self.at = self.at.max(now);
     }
 

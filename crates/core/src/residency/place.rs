@@ -14,6 +14,8 @@ pub enum Standing {
     Fixed,
     /// They are on their way out and count until they are gone.
     Leaving,
+    /// Nobody holds them yet, but somebody earlier in line will.
+    Claimed,
     /// They may be freed, at this loss in seconds of rewarming per second.
     Evictable {
         /// `demand * rewarm`.
@@ -99,8 +101,9 @@ fn assignments(problem: &Problem<'_>) -> Vec<Vec<usize>> {
 
 fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement> {
     let newcomer = Charge::new(problem.footprint, problem.artifact, &accelerators);
-    let held_now = held_bytes(problem.held.iter().map(|held| &held.charge).chain([&newcomer]));
-    if held_now.fits_in(problem.capacity) {
+    let held = problem.held.iter().filter(|held| held.standing != Standing::Claimed);
+    let held_now = held_bytes(held.map(|held| &held.charge).chain([&newcomer]));
+    if held_now.fits_in(problem.capacity) && fits_without(problem, &newcomer, &[]) {
         return Some(Placement { accelerators, victims: vec![], fits_now: true, loss: 0.0 });
     }
     let mut victims: Vec<&Held> = vec![];
@@ -122,7 +125,7 @@ fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement
 fn evictable(held: &Held) -> Option<(&Held, f64)> {
     match held.standing {
         Standing::Evictable { loss } => Some((held, loss)),
-        Standing::Fixed | Standing::Leaving => None,
+        Standing::Fixed | Standing::Leaving | Standing::Claimed => None,
     }
 }
 
@@ -195,6 +198,14 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_keeps_its_bytes_but_does_not_hold_up_who_fits_beside_it() {
+        let holders = [held(1, 60, Standing::Leaving), held(2, 50, Standing::Claimed)];
+        let beside = solve(&[100], &holders, &Footprint::host(40)).expect("fits");
+        assert!(beside.fits_now, "60 + 40 fits now, 50 + 40 fits later");
+        assert_eq!(solve(&[100], &holders, &Footprint::host(51)), None, "50 + 51 would break the claim");
+    }
+
+    #[test]
     fn fixed_bytes_are_never_taken() {
         let holders = [held(1, 60, Standing::Fixed), held(2, 30, evictable_at(1.0))];
         assert_eq!(solve(&[100], &holders, &Footprint::host(50)), None);
@@ -230,6 +241,7 @@ mod tests {
         let standing = prop_oneof![
             Just(Standing::Fixed),
             Just(Standing::Leaving),
+            Just(Standing::Claimed),
             (0.0_f64..100.0).prop_map(|loss| Standing::Evictable { loss })
         ];
         (0_u64..60, 0_u64..30, 0_u8..4, 0_u64..40, 1_usize..3, standing).prop_map(
@@ -278,7 +290,8 @@ mod tests {
                 prop_assert!(!fits_without(&problem, &newcomer, &fewer), "a needless victim");
             }
             if found.fits_now {
-                let all_held = held_bytes(holders.iter().map(|held| &held.charge).chain([&newcomer]));
+                let real = holders.iter().filter(|held| held.standing != Standing::Claimed);
+                let all_held = held_bytes(real.map(|held| &held.charge).chain([&newcomer]));
                 prop_assert!(all_held.fits_in(&capacity) && found.victims.is_empty());
             }
         }

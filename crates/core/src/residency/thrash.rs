@@ -8,35 +8,31 @@ use serde::{Deserialize, Serialize};
 /// Fewer reloads than this within a window are bad luck, not thrashing.
 const RELOADS_MIN: f64 = 3.0;
 
-/// Reloads of recently evicted models against requests, both decaying over a window.
+/// Share of time a pool spends reloading recently evicted models, decaying over a window.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Thrash {
     reloads: Demand,
-    requests: Demand,
+    reload_seconds: Demand,
     raised: bool,
 }
 
 impl Thrash {
-    /// A request came.
-    pub fn note_request(&mut self, now: Instant, window: Duration) {
-        self.requests.note(now, window);
-    }
-
-    /// Something evicted within the window is loaded again.
-    pub fn note_reload(&mut self, now: Instant, window: Duration) {
+    /// Something evicted within the window is loaded again, which takes this long.
+    pub fn note_reload(&mut self, now: Instant, window: Duration, seconds: f64) {
         self.reloads.note(now, window);
+        self.reload_seconds.add(now, window, seconds);
     }
 
-    /// Reloads per request.
+    /// Seconds of reloading per second.
     pub fn ratio(&self, now: Instant, window: Duration) -> f64 {
-        self.reloads.count_at(now, window) / self.requests.count_at(now, window).max(1.0)
+        self.reload_seconds.per_second_at(now, window)
     }
 
     /// Raises the alarm at the threshold and clears it at half of it; returns the new state when it changes.
     pub fn judge(&mut self, now: Instant, window: Duration, threshold: f64) -> Option<bool> {
         let ratio = self.ratio(now, window);
         let raised = if self.raised {
-            ratio >= threshold / 2.0 && self.reloads.count_at(now, window) >= 1.0
+            ratio >= threshold / 2.0
         } else {
             ratio >= threshold && self.reloads.count_at(now, window) >= RELOADS_MIN
         };
@@ -55,32 +51,41 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_secs(60);
 
+    fn at(seconds: u64) -> Instant {
+        Instant::after(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_ratio_is_the_share_of_time_spent_reloading() {
+        let mut thrash = Thrash::default();
+        for round in 0..1_000 {
+            thrash.note_reload(at(4 * round), WINDOW, 1.0);
+        }
+        let ratio = thrash.ratio(at(3_998), WINDOW);
+        assert!((ratio - 0.25).abs() < 0.005, "{ratio}");
+    }
+
     #[test]
     fn raised_by_reloads_and_cleared_by_quiet() {
         let mut thrash = Thrash::default();
         let mut changes = std::vec![];
-        for second in 0..10 {
-            let now = Instant::after(Duration::from_secs(second));
-            thrash.note_request(now, WINDOW);
-            thrash.note_reload(now, WINDOW);
-            changes.extend(thrash.judge(now, WINDOW, 0.2));
+        for round in 0..20 {
+            thrash.note_reload(at(4 * round), WINDOW, 1.0);
+            changes.extend(thrash.judge(at(4 * round), WINDOW, 0.1));
         }
         assert_eq!(changes, [true]);
         assert!(thrash.is_raised());
-        let later = Instant::after(Duration::from_secs(3_600));
-        assert_eq!(thrash.judge(later, WINDOW, 0.2), Some(false));
+        assert_eq!(thrash.judge(at(120), WINDOW, 0.1), None, "above half of the threshold it stays");
+        assert_eq!(thrash.judge(at(3_600), WINDOW, 0.1), Some(false));
     }
 
     #[test]
-    fn many_requests_and_few_reloads_are_no_thrashing() {
+    fn two_slow_reloads_are_bad_luck() {
         let mut thrash = Thrash::default();
-        for request in 0..1_000 {
-            thrash.note_request(Instant::ZERO, WINDOW);
-            if request % 100 == 0 {
-                thrash.note_reload(Instant::ZERO, WINDOW);
-            }
-        }
-        assert_eq!(thrash.judge(Instant::ZERO, WINDOW, 0.2), None);
-        assert!((thrash.ratio(Instant::ZERO, WINDOW) - 0.01).abs() < 1e-9);
+        thrash.note_reload(at(0), WINDOW, 60.0);
+        thrash.note_reload(at(0), WINDOW, 60.0);
+        assert_eq!(thrash.judge(at(0), WINDOW, 0.1), None);
+        thrash.note_reload(at(0), WINDOW, 0.0);
+        assert_eq!(thrash.judge(at(0), WINDOW, 0.1), Some(true));
     }
 }

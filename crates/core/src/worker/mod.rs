@@ -1,8 +1,140 @@
 //! The worker machine: budget, load, run, evict, measure.
+//!
+//! Every event is followed by the same pass over what is active: expired timers, memory over budget, due loads,
+//! waiting requests, threads. Each step of that pass looks at the present state only, so nothing can be forgotten:
+//! a victim that is asked for again, a waiter whose model crashed, a reservation whose caller left.
 
+mod events;
+mod invariants;
+mod model;
+mod plan;
 mod protocol;
+mod serve;
+mod timers;
+mod view;
 
+pub use invariants::Violation;
 pub use protocol::{
     Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LedgerLine, LoadError, LoadTimings,
     ModelSpec, ModelState, Rejection, Settings, StartKind,
 };
+pub use view::PoolMemory;
+
+use crate::{
+    ids::{Digest, PoolName, RequestId},
+    machine::Machine,
+    memory::MemoryVector,
+    residency::Thrash,
+    threads::ThreadLeases,
+    time::Instant,
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
+use model::{Model, Phase};
+
+/// One node's decisions.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    settings: Settings,
+    pools: BTreeMap<PoolName, Pool>,
+    models: BTreeMap<Digest, Model>,
+    /// Models that are not merely catalogued: resident, waited for, wanted or pausing after a failure.
+    active: BTreeSet<Digest>,
+    requests: BTreeMap<RequestId, Digest>,
+    waiting_total: u32,
+    last_generation: u64,
+    threads: ThreadLeases,
+    draining: bool,
+    /// When the last event came.
+    now: Instant,
+}
+
+#[derive(Debug, Clone)]
+struct Pool {
+    /// Bytes per device, the reserve already taken off.
+    capacity: MemoryVector,
+    thrash: Thrash,
+}
+
+impl Worker {
+    /// A worker that holds nothing yet.
+    pub fn new(settings: Settings, now: Instant) -> Self {
+        let mut rest = settings.capacity.saturating_sub(&settings.reserve);
+        let mut pools = BTreeMap::new();
+        for (name, capacity) in &settings.pools {
+            rest = rest.saturating_sub(capacity);
+            pools.insert(name.clone(), Pool { capacity: capacity.clone(), thrash: Thrash::default() });
+        }
+        pools.insert(PoolName::default_pool(), Pool { capacity: rest, thrash: Thrash::default() });
+        let threads = ThreadLeases::new(settings.cores, settings.thread_quantum);
+        Self {
+            settings,
+            pools,
+            models: BTreeMap::new(),
+            active: BTreeSet::new(),
+            requests: BTreeMap::new(),
+            waiting_total: 0,
+            last_generation: 0,
+            threads,
+            draining: false,
+            now,
+        }
+    }
+
+    /// A model that names an unknown pool lives in the default one.
+    fn pool_of(&self, name: &PoolName) -> PoolName {
+        if self.pools.contains_key(name) { name.clone() } else { PoolName::default_pool() }
+    }
+
+    fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.expire(now, actions);
+        self.serve_ready(now, actions);
+        self.unload_leaving(now, actions);
+        self.shrink_to_budget(now, actions);
+        self.plan_loads(now, actions);
+        self.serve_ready(now, actions);
+        self.tell_states(now, actions);
+    }
+
+    fn tell_states(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let mut gone = Vec::new();
+        for digest in &self.active {
+            let Some(model) = self.models.get_mut(digest) else {
+                gone.push(*digest);
+                continue;
+            };
+            let state = model.state(now);
+            if state != model.told_state {
+                model.told_state = state;
+                actions.push(Action::Tell(Fact::StateChanged { digest: *digest, state }));
+            }
+            if state == ModelState::Absent && model.waiting.is_empty() {
+                gone.push(*digest);
+            }
+        }
+        for digest in gone {
+            self.active.remove(&digest);
+            if self.models.get(&digest).is_some_and(|model| model.forgotten && model.phase == Phase::Absent) {
+                self.models.remove(&digest);
+            }
+        }
+    }
+}
+
+impl Machine for Worker {
+    type Event = Event;
+    type Action = Action;
+
+    fn handle(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
+        let now = now.max(self.now);
+        self.now = now;
+        self.take(now, event, actions);
+        self.settle(now, actions);
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        self.earliest_timer()
+    }
+}

@@ -330,7 +330,7 @@ pub struct Settings {
     pub measure_interval: Duration,
     /// Window over which thrashing is judged.
     pub thrash_window: Duration,
-    /// Share of requests that reload something recently evicted at which the alarm is raised.
+    /// Share of time spent reloading what was recently evicted at which the alarm is raised.
     pub thrash_threshold: f64,
 }
 

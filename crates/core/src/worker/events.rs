@@ -1,0 +1,422 @@
+//! What each event changes. What follows from the change is decided afterwards, in one pass over the present state.
+
+use super::{
+    Worker,
+    model::{Model, Phase, Waiter},
+    protocol::{
+        Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LoadError, LoadTimings,
+        ModelSpec, Rejection,
+    },
+};
+use crate::{
+    ids::{Digest, Priority, RequestId},
+    memory::Footprint,
+    residency::Charge,
+    time::Instant,
+};
+use alloc::{format, string::String, vec::Vec};
+use core::time::Duration;
+
+impl Worker {
+    pub(super) fn take(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Configure(spec) => self.configure(spec),
+            Event::Forget { digest } => self.forget(digest, actions),
+            Event::LoadWanted { digest } => self.want(digest),
+            Event::UnloadWanted { digest } => self.unwant(now, digest, actions),
+            Event::Assigned { request, digest, class, .. } => {
+                self.assigned(now, request, digest, class, actions);
+            }
+            Event::Cancelled { request, cause } => self.cancelled(now, request, cause, actions),
+            Event::Verified { digest, generation, .. } => self.verified(now, digest, generation, actions),
+            Event::Loaded { digest, generation, peak, steady, timings } => {
+                self.loaded(now, digest, generation, (peak, steady), timings, actions);
+            }
+            Event::LoadFailed { digest, generation, error } => {
+                self.load_failed(now, digest, generation, error, actions);
+            }
+            Event::Exited { digest, generation, exit } => self.exited(now, digest, generation, exit, actions),
+            Event::Measured { digest, generation, steady } => self.measured(now, digest, generation, &steady, actions),
+            Event::Prepared { request, .. } => self.prepared(request, actions),
+            Event::Progress { digest, generation } => {
+                if let Some(life) = self.life_mut(digest, generation) {
+                    life.last_progress = now;
+                }
+            }
+            Event::Finished { request } => self.finished(now, request, actions),
+            Event::ThreadsHeld { digest, generation, .. } => {
+                if self.life_mut(digest, generation).is_some() {
+                    self.threads.confirmed(digest);
+                }
+            }
+            Event::Timer => {}
+            Event::Drain => self.drain(actions),
+        }
+    }
+
+    /// The life with this generation; news of an earlier life finds none.
+    fn life_mut(&mut self, digest: Digest, generation: Generation) -> Option<&mut super::model::Life> {
+        let life = self.models.get_mut(&digest)?.phase.life_mut()?;
+        (life.generation == generation).then_some(life)
+    }
+
+    fn configure(&mut self, mut spec: ModelSpec) {
+        let digest = spec.digest;
+        spec.pool = self.pool_of(&spec.pool);
+        match self.models.get_mut(&digest) {
+            Some(model) => {
+                if model.spec.measured && !spec.measured {
+                    (spec.peak, spec.steady) = (model.spec.peak.clone(), model.spec.steady.clone());
+                    (spec.measured, spec.rewarm_seconds) = (true, model.spec.rewarm_seconds);
+                }
+                model.spec = spec;
+                model.forgotten = false;
+            }
+            None => {
+                self.models.insert(digest, Model::new(spec));
+            }
+        }
+        self.active.insert(digest);
+    }
+
+    fn forget(&mut self, digest: Digest, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        model.forgotten = true;
+        (model.wanted, model.spec.pin) = (false, false);
+        self.active.insert(digest);
+        self.reject_waiting(digest, &Rejection::UnknownModel, actions);
+    }
+
+    fn want(&mut self, digest: Digest) {
+        if let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) {
+            model.unwanted = false;
+            model.wanted = !matches!(model.phase, Phase::Ready(_));
+            self.active.insert(digest);
+        }
+    }
+
+    fn unwant(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        (model.wanted, model.unwanted) = (false, true);
+        match model.phase {
+            Phase::Ready(_) => self.begin_drain(now, digest, EvictionReason::Requested, actions),
+            Phase::Verifying(_) | Phase::Loading(_) if model.waiting.is_empty() => {
+                self.abandon_load(now, digest, EvictionReason::Requested, actions);
+            }
+            _ => {}
+        }
+    }
+
+    fn assigned(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        digest: Digest,
+        class: Priority,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(rejection) = self.refusal(now, digest) {
+            actions.push(Action::Reject { request, rejection });
+            return;
+        }
+        let half_life = self.settings.demand_half_life;
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        model.demand.note(now, half_life);
+        model.last_used = Some(now);
+        model.unwanted = false;
+        let cold = !matches!(model.phase, Phase::Ready(_));
+        model.enqueue(Waiter { request, class, since: now, cold });
+        self.requests.insert(request, digest);
+        self.waiting_total += 1;
+        self.active.insert(digest);
+    }
+
+    /// Why a request for this digest cannot be taken now, if so.
+    fn refusal(&self, now: Instant, digest: Digest) -> Option<Rejection> {
+        if self.draining {
+            return Some(Rejection::Draining);
+        }
+        let model = self.models.get(&digest).filter(|model| !model.forgotten);
+        let Some(model) = model else { return Some(Rejection::UnknownModel) };
+        if let Some((error, retry_after)) = model.backoff.paused(now) {
+            return Some(Rejection::LoadFailed { error: error.clone(), retry_after });
+        }
+        if model.phase == Phase::Absent
+            && let Some(rejection) = self.hopeless(model)
+        {
+            return Some(rejection);
+        }
+        if self.waiting_total >= self.settings.waiting_requests_max {
+            let retry_after = Duration::from_secs_f64(model.spec.rewarm_seconds.clamp(1.0, 60.0));
+            return Some(Rejection::QueueFull { retry_after });
+        }
+        None
+    }
+
+    fn cancelled(&mut self, now: Instant, request: RequestId, cause: CancelCause, actions: &mut Vec<Action>) {
+        let Some(digest) = self.requests.get(&request).copied() else { return };
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        if let Some(place) = model.waiting.iter().position(|waiter| waiter.request == request) {
+            let waiter = model.waiting.remove(place);
+            self.requests.remove(&request);
+            self.waiting_total -= 1;
+            if let Some(life) = model.phase.life_mut() {
+                let waited_for_load = waiter.since <= life.since;
+                life.promised = life.promised.saturating_sub(u32::from(waited_for_load));
+            }
+            model.load_outlives_callers |= cause == CancelCause::DeadlinePassed;
+            self.give_up_unwanted_load(now, digest, actions);
+            return;
+        }
+        let Some(generation) = model.phase.life().map(|life| life.generation) else { return };
+        if let Some(running) = model.running.get_mut(&request)
+            && !running.aborted
+        {
+            running.aborted = true;
+            actions.push(Action::Abort { request, digest, generation });
+        }
+    }
+
+    /// A load that nobody waits for any more is given up, once: a second impatient caller finds it finished.
+    fn give_up_unwanted_load(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let kept = model.wanted || model.spec.pin || model.load_outlives_callers || model.abandoned_last;
+        if model.phase.is_loading() && model.waiting.is_empty() && !kept {
+            model.abandoned_last = true;
+            self.abandon_load(now, digest, EvictionReason::Abandoned, actions);
+        }
+    }
+
+    fn verified(&mut self, now: Instant, digest: Digest, generation: Generation, actions: &mut Vec<Action>) {
+        let threads = self.threads.free().max(1);
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        match core::mem::replace(&mut model.phase, Phase::Absent) {
+            Phase::Verifying(mut life) if life.generation == generation => {
+                life.since = now;
+                let pool_host = self.pools.get(&life.pool).map(|pool| pool.capacity.get(crate::memory::HOST));
+                actions.push(Action::Load {
+                    digest,
+                    generation,
+                    accelerators: life.accelerators.clone(),
+                    memory_cap: model.spec.memory_cap.or(pool_host),
+                    threads,
+                });
+                model.phase = Phase::Loading(life);
+                self.threads.enter(digest, threads, now);
+            }
+            other => model.phase = other,
+        }
+    }
+
+    fn loaded(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        generation: Generation,
+        (peak, steady): (Footprint, Footprint),
+        timings: LoadTimings,
+        actions: &mut Vec<Action>,
+    ) {
+        let protection = self.residency_protection(now, digest);
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Phase::Loading(life) = &model.phase else { return };
+        if life.generation != generation {
+            return;
+        }
+        let mut life = life.clone();
+        let (from_bytes, to_bytes) = (model.spec.steady.total_bytes(), steady.total_bytes());
+        let charge = Charge::new(&steady, model.spec.artifact, &life.accelerators);
+        life.private_at_ready = steady.private_host_bytes;
+        (life.charge, life.since, life.last_progress, life.measured_at) = (charge, now, now, now);
+        life.protected_until = now + protection;
+        life.promised = u32::try_from(model.waiting.len()).unwrap_or(u32::MAX);
+        model.phase = Phase::Ready(life);
+        (model.wanted, model.load_outlives_callers, model.abandoned_last) = (false, false, false);
+        let measured_before = model.spec.measured;
+        let seconds = timings.total_seconds();
+        model.spec.rewarm_seconds = if measured_before { (model.spec.rewarm_seconds + seconds) / 2.0 } else { seconds };
+        (model.spec.peak, model.spec.steady, model.spec.measured) = (peak.clone(), steady.clone(), true);
+        if from_bytes != to_bytes {
+            actions.push(Action::Tell(Fact::SizeCorrected { digest, from_bytes, to_bytes }));
+        }
+        actions.push(Action::Tell(Fact::LoadFinished { digest, generation, peak, steady, timings }));
+    }
+
+    fn load_failed(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        generation: Generation,
+        error: LoadError,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.life_mut(digest, generation).is_none() {
+            return;
+        }
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        match model.phase {
+            Phase::Verifying(_) => model.phase = Phase::Absent,
+            Phase::Loading(_) => self.kill(now, digest, EvictionReason::Abandoned, actions),
+            _ => return,
+        }
+        self.note_failed_load(now, digest, error, actions);
+    }
+
+    /// Caches the error for the pause that follows and tells everybody who waited.
+    pub(super) fn note_failed_load(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        error: LoadError,
+        actions: &mut Vec<Action>,
+    ) {
+        let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let retry_after = model.backoff.load_failed(now, error.clone(), first, max);
+        (model.wanted, model.load_outlives_callers) = (false, false);
+        actions.push(Action::Tell(Fact::LoadRefused { digest, error: error.clone(), retry_after }));
+        self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
+    }
+
+    fn exited(&mut self, now: Instant, digest: Digest, generation: Generation, exit: Exit, actions: &mut Vec<Action>) {
+        if self.life_mut(digest, generation).is_none() {
+            return;
+        }
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let phase = core::mem::replace(&mut model.phase, Phase::Absent);
+        if let Phase::Unloading { reason: EvictionReason::Memory | EvictionReason::OverBudget, .. } = phase {
+            model.evicted_at = Some(now);
+        }
+        let lost: Vec<RequestId> = core::mem::take(&mut model.running).into_keys().collect();
+        self.threads.leave(digest);
+        let message = match exit {
+            Exit::Stopped => String::from("the engine stopped"),
+            Exit::Crashed(message) => message,
+        };
+        for request in lost {
+            self.requests.remove(&request);
+            let rejection = Rejection::EngineLost { message: message.clone(), output_started: false };
+            actions.push(Action::Reject { request, rejection });
+        }
+        match phase {
+            Phase::Unloading { reason, .. } => {
+                actions.push(Action::Tell(Fact::EvictionFinished { digest, reason }));
+            }
+            Phase::Loading(_) => {
+                actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
+                let error =
+                    LoadError { message: format!("the engine died while loading: {message}"), permanent: false };
+                self.note_failed_load(now, digest, error, actions);
+            }
+            Phase::Ready(_) | Phase::Draining(..) => {
+                actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
+                self.note_crash(now, digest, message, actions);
+            }
+            Phase::Absent | Phase::Verifying(_) => {}
+        }
+    }
+
+    /// A ready engine died: started again at once the first time, after a pause when it keeps dying.
+    fn note_crash(&mut self, now: Instant, digest: Digest, message: String, actions: &mut Vec<Action>) {
+        let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let error = LoadError { message: format!("the engine keeps dying: {message}"), permanent: false };
+        let retry_after = model.backoff.crashed(now, error.clone(), first, max);
+        if !retry_after.is_zero() {
+            self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
+        }
+    }
+
+    fn measured(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        generation: Generation,
+        steady: &Footprint,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let artifact = model.spec.artifact;
+        let (Phase::Ready(life) | Phase::Draining(life, _)) = &mut model.phase else { return };
+        if life.generation != generation {
+            return;
+        }
+        life.charge = Charge::new(steady, artifact, &life.accelerators);
+        let limit = runaway_limit_bytes(life.private_at_ready);
+        model.spec.steady = steady.clone();
+        model.spec.peak = larger(&model.spec.peak, steady);
+        if steady.private_host_bytes > limit {
+            let message = format!(
+                "its memory grew from {} to {} bytes while running, beyond the limit of {limit}",
+                life.private_at_ready, steady.private_host_bytes
+            );
+            actions.push(Action::Tell(Fact::EngineCrashed { digest, message }));
+            self.kill(now, digest, EvictionReason::OverBudget, actions);
+        }
+    }
+
+    fn prepared(&mut self, request: RequestId, actions: &mut Vec<Action>) {
+        if self.requests.contains_key(&request) {
+            actions.push(Action::Grant { request, source: KvSource::Recompute });
+        }
+    }
+
+    fn finished(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
+        let Some(digest) = self.requests.get(&request).copied() else { return };
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(running) = model.running.remove(&request) else { return };
+        self.requests.remove(&request);
+        model.last_used = Some(now);
+        if !running.aborted {
+            model.backoff.succeeded();
+        }
+        if model.running.is_empty() {
+            self.threads.set_busy(digest, false, now);
+            if let Phase::Ready(life) | Phase::Draining(life, _) = &mut model.phase {
+                life.measured_at = now;
+                actions.push(Action::Measure { digest, generation: life.generation });
+            }
+        }
+    }
+
+    fn drain(&mut self, actions: &mut Vec<Action>) {
+        self.draining = true;
+        let digests: Vec<Digest> = self.models.keys().copied().collect();
+        for digest in digests {
+            self.reject_waiting(digest, &Rejection::Draining, actions);
+            if let Some(model) = self.models.get_mut(&digest) {
+                (model.wanted, model.unwanted) = (false, true);
+                if model.phase != Phase::Absent {
+                    self.active.insert(digest);
+                }
+            }
+        }
+    }
+
+    pub(super) fn reject_waiting(&mut self, digest: Digest, rejection: &Rejection, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        for waiter in core::mem::take(&mut model.waiting) {
+            self.requests.remove(&waiter.request);
+            self.waiting_total -= 1;
+            actions.push(Action::Reject { request: waiter.request, rejection: rejection.clone() });
+        }
+        if let Some(life) = model.phase.life_mut() {
+            life.promised = 0;
+        }
+    }
+}
+
+/// An engine that grows beyond this has run away: half as much again as when it was ready, and 64 MiB.
+fn runaway_limit_bytes(private_at_ready: u64) -> u64 {
+    private_at_ready + private_at_ready / 2 + (64 << 20)
+}
+
+fn larger(one: &Footprint, other: &Footprint) -> Footprint {
+    let longest = one.accelerator_bytes.len().max(other.accelerator_bytes.len());
+    let at = |footprint: &Footprint, index: usize| footprint.accelerator_bytes.get(index).copied().unwrap_or(0);
+    Footprint {
+        private_host_bytes: one.private_host_bytes.max(other.private_host_bytes),
+        shared_host_bytes: one.shared_host_bytes.max(other.shared_host_bytes),
+        accelerator_bytes: (0..longest).map(|index| at(one, index).max(at(other, index))).collect(),
+    }
+}

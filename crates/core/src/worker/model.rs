@@ -1,0 +1,209 @@
+//! One model on this worker: its life cycle, its callers, its memory of failures.
+
+use super::protocol::{EvictionReason, Generation, ModelSpec, ModelState};
+use crate::{
+    ids::{PoolName, Priority, RequestId},
+    residency::{Backoff, Charge, Demand},
+    time::Instant,
+};
+use alloc::{collections::BTreeMap, vec::Vec};
+
+/// A request that waits for its model or for a free sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Waiter {
+    pub(super) request: RequestId,
+    pub(super) class: Priority,
+    pub(super) since: Instant,
+    /// The model was not ready when it came.
+    pub(super) cold: bool,
+}
+
+/// A request that runs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Running {
+    /// The engine was told to end it.
+    pub(super) aborted: bool,
+}
+
+/// One life of an engine for this model, from the reservation of its memory to the end of its process.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Life {
+    pub(super) generation: Generation,
+    /// The pool that gave it memory.
+    pub(super) pool: PoolName,
+    /// Accelerators it was given, as device indices.
+    pub(super) accelerators: Vec<usize>,
+    /// Bytes it is charged with.
+    pub(super) charge: Charge,
+    /// Private host bytes when it became ready, the yardstick for a runaway engine.
+    pub(super) private_at_ready: u64,
+    /// When its present phase began.
+    pub(super) since: Instant,
+    /// Not a victim before this.
+    pub(super) protected_until: Instant,
+    /// Callers that waited when it became ready and have not been started: it stays until they are.
+    pub(super) promised: u32,
+    /// When it last made a step.
+    pub(super) last_progress: Instant,
+    /// When it was last measured, or last asked to be.
+    pub(super) measured_at: Instant,
+}
+
+/// Where a model is in its life cycle.
+///
+/// ```text
+/// Absent -> Verifying -> Loading -> Ready -> Draining -> Unloading -> Absent
+///               |           |         |         `-> Ready (the memory is no longer needed)
+///               |           |         `-> Unloading (idle victim, keep-alive, runaway, hang)
+///               |           `-> Unloading (failed, abandoned, too slow)
+///               `-> Absent (failed, abandoned: there is no process yet)
+/// any phase with a process -> Absent (the process died)
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Phase {
+    Absent,
+    Verifying(Life),
+    Loading(Life),
+    Ready(Life),
+    Draining(Life, EvictionReason),
+    Unloading { life: Life, reason: EvictionReason, killed: bool },
+}
+
+impl Phase {
+    pub(super) fn life(&self) -> Option<&Life> {
+        match self {
+            Self::Absent => None,
+            Self::Verifying(life) | Self::Loading(life) | Self::Ready(life) | Self::Draining(life, _) => Some(life),
+            Self::Unloading { life, .. } => Some(life),
+        }
+    }
+
+    pub(super) fn life_mut(&mut self) -> Option<&mut Life> {
+        match self {
+            Self::Absent => None,
+            Self::Verifying(life) | Self::Loading(life) | Self::Ready(life) | Self::Draining(life, _) => Some(life),
+            Self::Unloading { life, .. } => Some(life),
+        }
+    }
+
+    pub(super) fn is_loading(&self) -> bool {
+        matches!(self, Self::Verifying(_) | Self::Loading(_))
+    }
+
+    /// Whether an engine process may exist.
+    pub(super) fn has_process(&self) -> bool {
+        !matches!(self, Self::Absent | Self::Verifying(_))
+    }
+
+    /// Its bytes are on their way out.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self, Self::Draining(..) | Self::Unloading { .. })
+    }
+}
+
+/// Everything the worker knows of one model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Model {
+    pub(super) spec: ModelSpec,
+    pub(super) demand: Demand,
+    pub(super) phase: Phase,
+    /// In the order in which they will be started: by class, then by arrival.
+    pub(super) waiting: Vec<Waiter>,
+    pub(super) running: BTreeMap<RequestId, Running>,
+    pub(super) backoff: Backoff,
+    pub(super) last_used: Option<Instant>,
+    pub(super) evicted_at: Option<Instant>,
+    /// Somebody asked for it without a request.
+    pub(super) wanted: bool,
+    /// Somebody asked for it to be out; holds a pin back until it is wanted again.
+    pub(super) unwanted: bool,
+    /// A caller's deadline passed during the load: the load goes on for the next one.
+    pub(super) load_outlives_callers: bool,
+    /// The last load was given up; the next one will not be, or a caller with little patience never gets served.
+    pub(super) abandoned_last: bool,
+    /// Forgotten once it is gone.
+    pub(super) forgotten: bool,
+    /// What was last told of its state.
+    pub(super) told_state: ModelState,
+}
+
+impl Model {
+    pub(super) fn new(spec: ModelSpec) -> Self {
+        Self {
+            spec,
+            demand: Demand::default(),
+            phase: Phase::Absent,
+            waiting: Vec::new(),
+            running: BTreeMap::new(),
+            backoff: Backoff::default(),
+            last_used: None,
+            evicted_at: None,
+            wanted: false,
+            unwanted: false,
+            load_outlives_callers: false,
+            abandoned_last: false,
+            forgotten: false,
+            told_state: ModelState::Absent,
+        }
+    }
+
+    /// A load is due: somebody waits, asked for it, or it is pinned.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let pinned = self.spec.pin && !self.unwanted;
+        let asked = !self.waiting.is_empty() || self.wanted || pinned;
+        self.phase == Phase::Absent && asked && !self.forgotten && self.backoff.paused(now).is_none()
+    }
+
+    /// The class its load competes in: its own or that of its most important caller.
+    pub(super) fn class(&self) -> Priority {
+        self.waiting
+            .iter()
+            .map(|waiter| waiter.class)
+            .min()
+            .map_or(self.spec.priority, |class| class.min(self.spec.priority))
+    }
+
+    /// Since when its longest waiting caller waits.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        self.waiting.iter().map(|waiter| waiter.since).min()
+    }
+
+    /// Its longest waiting caller; behind every caller if nobody waits.
+    pub(super) fn first_in_line(&self) -> (Instant, RequestId) {
+        let arrivals = self.waiting.iter().map(|waiter| (waiter.since, waiter.request));
+        arrivals.min().unwrap_or((Instant(u64::MAX), RequestId(u64::MAX)))
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        u32::try_from(self.running.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Joins the queue behind its own class.
+    pub(super) fn enqueue(&mut self, waiter: Waiter) {
+        let place = self.waiting.partition_point(|other| other.class <= waiter.class);
+        self.waiting.insert(place, waiter);
+    }
+
+    /// What is shown of its life cycle.
+    pub(super) fn state(&self, now: Instant) -> ModelState {
+        match &self.phase {
+            Phase::Absent if self.backoff.paused(now).is_some() => ModelState::Failed,
+            Phase::Absent if self.is_due(now) => ModelState::Waiting,
+            Phase::Absent => ModelState::Absent,
+            Phase::Verifying(_) => ModelState::Verifying,
+            Phase::Loading(_) => ModelState::Loading,
+            Phase::Ready(_) => ModelState::Ready,
+            Phase::Draining(..) => ModelState::Draining,
+            Phase::Unloading { .. } => ModelState::Unloading,
+        }
+    }
+
+    /// What dropping it would lose, in seconds of rewarming per second.
+    pub(super) fn loss(&self, now: Instant, half_life: core::time::Duration) -> f64 {
+        self.demand.per_second_at(now, half_life) * self.spec.rewarm_seconds
+    }
+}

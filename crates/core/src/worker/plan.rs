@@ -1,0 +1,325 @@
+//! Which due model is loaded next, where, and who leaves for it.
+//!
+//! Due models are served strictly in order within a pool: whoever cannot be placed yet keeps its claim on what is being
+//! freed, so that a stream of small models never starves a large one.
+
+use super::{
+    Worker,
+    model::{Life, Model, Phase},
+    protocol::{Action, EvictionReason, Fact, Generation, LoadError, Rejection},
+};
+use crate::{
+    ids::{Digest, PoolName, Priority, RequestId},
+    memory::{Footprint, HOST, MemoryVector},
+    residency::{Charge, Held, Placement, Problem, Standing, held_bytes, place},
+    time::Instant,
+};
+use alloc::{string::ToString, vec, vec::Vec};
+use core::time::Duration;
+
+/// A model reloaded right after an eviction stays for this many times its load time (or `minimum_residency`, if that
+/// is less): so that a pool that is too small spends at most a fifth of its time loading.
+const RESIDENCY_PER_REWARM: f64 = 4.0;
+
+/// Whom a newcomer may displace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Models nobody is using.
+    Idle,
+    /// Also models in use, which are drained first.
+    InUse,
+}
+
+impl Worker {
+    pub(super) fn plan_loads(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let due = self.due_models(now);
+        self.revive_needless_drains(now, &due);
+        let mut claims: Vec<(PoolName, Held)> = vec![];
+        for digest in due {
+            if self.loading_count() >= self.settings.concurrent_loads_max {
+                break;
+            }
+            let Some(model) = self.models.get(&digest) else { continue };
+            if self.hopeless(model).is_some() {
+                self.refuse_hopeless(now, digest, actions);
+                continue;
+            }
+            let footprint = self.peak_to_plan(model);
+            let pool = model.spec.pool.clone();
+            match self.find_place(now, digest, &pool, &footprint, &claims) {
+                Some((placement, reach)) => {
+                    self.make_room(now, &placement, reach, actions);
+                    if placement.fits_now {
+                        self.begin_load(now, digest, &pool, &footprint, placement.accelerators, actions);
+                    } else {
+                        claims.push(self.claim(digest, pool, &footprint, &placement.accelerators));
+                    }
+                }
+                None => claims.push(self.claim(digest, pool, &footprint, &[])),
+            }
+        }
+    }
+
+    /// Due models in the order in which they are served: class, then longest waiting, then identity.
+    fn due_models(&self, now: Instant) -> Vec<Digest> {
+        let mut due: Vec<(Priority, (Instant, RequestId), Digest)> = self
+            .active
+            .iter()
+            .filter_map(|digest| self.models.get(digest))
+            .filter(|model| !self.draining && model.is_due(now))
+            .map(|model| (model.class(), model.first_in_line(), model.spec.digest))
+            .collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, _, digest)| digest).collect()
+    }
+
+    fn loading_count(&self) -> u32 {
+        let loading = self.active.iter().filter_map(|digest| self.models.get(digest));
+        u32::try_from(loading.filter(|model| model.phase.is_loading()).count()).unwrap_or(u32::MAX)
+    }
+
+    /// The first placement that works: among idle models if possible, else by draining some in use.
+    fn find_place(
+        &self,
+        now: Instant,
+        newcomer: Digest,
+        pool: &PoolName,
+        footprint: &Footprint,
+        claims: &[(PoolName, Held)],
+    ) -> Option<(Placement, Reach)> {
+        let capacity = &self.pools.get(pool)?.capacity;
+        let artifact = self.models.get(&newcomer)?.spec.artifact;
+        [Reach::Idle, Reach::InUse].into_iter().find_map(|reach| {
+            let class = self.models.get(&newcomer).map_or(Priority::Batch, Model::class);
+            let mut held = self.held_in(now, pool, class, reach);
+            held.extend(claims.iter().filter(|(other, _)| other == pool).map(|(_, claim)| claim.clone()));
+            let problem = Problem { capacity, held: &held, footprint, artifact };
+            place(&problem).map(|placement| (placement, reach))
+        })
+    }
+
+    /// Who holds bytes in a pool, as a newcomer of this class sees them.
+    fn held_in(&self, now: Instant, pool: &PoolName, class: Priority, reach: Reach) -> Vec<Held> {
+        let residents = self.active.iter().filter_map(|digest| self.models.get(digest));
+        residents
+            .filter_map(|model| Some((model, model.phase.life()?)))
+            .filter(|(_, life)| life.pool == *pool)
+            .map(|(model, life)| Held {
+                digest: model.spec.digest,
+                charge: life.charge.clone(),
+                standing: self.standing(now, model, life, class, reach),
+            })
+            .collect()
+    }
+
+    /// What a newcomer of this class may do with a model's bytes.
+    fn standing(&self, now: Instant, model: &Model, life: &Life, class: Priority, reach: Reach) -> Standing {
+        if model.phase.is_leaving() {
+            return Standing::Leaving;
+        }
+        let ready = matches!(model.phase, Phase::Ready(_));
+        let displaceable = ready && self.may_be_displaced(now, model, life, class);
+        let reachable = model.is_idle() && model.waiting.is_empty() || reach == Reach::InUse;
+        if displaceable && reachable {
+            Standing::Evictable { loss: model.loss(now, self.settings.demand_half_life) }
+        } else {
+            Standing::Fixed
+        }
+    }
+
+    /// Pins, promises to callers who waited, minimum residency and classes bound the rule of worth.
+    fn may_be_displaced(&self, now: Instant, model: &Model, life: &Life, class: Priority) -> bool {
+        let pinned = model.spec.pin && !model.unwanted;
+        let protected = life.protected_until > now || life.promised > 0;
+        let outranks = model.spec.priority < class
+            && model.last_used.unwrap_or(life.since) + self.settings.priority_protection > now;
+        !pinned && !protected && !outranks
+    }
+
+    fn claim(&self, digest: Digest, pool: PoolName, footprint: &Footprint, devices: &[usize]) -> (PoolName, Held) {
+        let artifact = self.models.get(&digest).map_or(digest, |model| model.spec.artifact);
+        let charge = Charge::new(footprint, artifact, devices);
+        (pool, Held { digest, charge, standing: Standing::Claimed })
+    }
+
+    fn make_room(&mut self, now: Instant, placement: &Placement, reach: Reach, actions: &mut Vec<Action>) {
+        for victim in &placement.victims {
+            let idle = self.models.get(victim).is_some_and(|model| model.is_idle() && model.waiting.is_empty());
+            if idle {
+                self.stop(now, *victim, EvictionReason::Memory, actions);
+            } else if reach == Reach::InUse {
+                self.begin_drain(now, *victim, EvictionReason::Memory, actions);
+            }
+        }
+    }
+
+    fn begin_load(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        pool: &PoolName,
+        footprint: &Footprint,
+        accelerators: Vec<usize>,
+        actions: &mut Vec<Action>,
+    ) {
+        let window = self.settings.thrash_window;
+        self.last_generation += 1;
+        let generation = Generation(self.last_generation);
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let charge = Charge::new(footprint, model.spec.artifact, &accelerators);
+        let life = Life {
+            generation,
+            pool: pool.clone(),
+            accelerators,
+            private_at_ready: charge.private.get(HOST),
+            charge,
+            since: now,
+            protected_until: now,
+            promised: 0,
+            last_progress: now,
+            measured_at: now,
+        };
+        model.phase = Phase::Verifying(life);
+        let rewarm_seconds = model.spec.rewarm_seconds;
+        let reload = model.evicted_at.is_some_and(|evicted| now.since(evicted) < window);
+        if let Some(pool) = self.pools.get_mut(pool).filter(|_| reload) {
+            pool.thrash.note_reload(now, window, rewarm_seconds);
+        }
+        actions.push(Action::Tell(Fact::LoadStarted { digest, generation }));
+        actions.push(Action::Verify { digest, generation });
+    }
+
+    /// How long a model stays after a load: not at all the first time, a while when it had just been evicted.
+    pub(super) fn residency_protection(&self, now: Instant, digest: Digest) -> Duration {
+        let Some(model) = self.models.get(&digest) else { return Duration::ZERO };
+        let reloaded = model.evicted_at.is_some_and(|evicted| now.since(evicted) < self.settings.thrash_window);
+        if !reloaded {
+            return Duration::ZERO;
+        }
+        let by_cost = Duration::from_secs_f64((RESIDENCY_PER_REWARM * model.spec.rewarm_seconds).clamp(0.0, 3_600.0));
+        by_cost.min(self.settings.minimum_residency)
+    }
+
+    /// The peak to plan with. An estimate is never believed so far as to refuse a file that itself would fit.
+    fn peak_to_plan(&self, model: &Model) -> Footprint {
+        let mut peak = model.spec.peak.clone();
+        let Some(pool) = self.pools.get(&model.spec.pool) else { return peak };
+        let host = pool.capacity.get(HOST);
+        if !model.spec.measured && peak.shared_host_bytes <= host {
+            peak.private_host_bytes = peak.private_host_bytes.min(host - peak.shared_host_bytes);
+        }
+        peak
+    }
+
+    /// Why a model can never be placed as things are configured, if so.
+    pub(super) fn hopeless(&self, model: &Model) -> Option<Rejection> {
+        let pool = self.pools.get(&model.spec.pool)?;
+        let footprint = self.peak_to_plan(model);
+        let fits_beside = |held: &[Held]| {
+            let artifact = model.spec.artifact;
+            place(&Problem { capacity: &pool.capacity, held, footprint: &footprint, artifact }).is_some()
+        };
+        if !fits_beside(&[]) {
+            let needed_bytes = footprint.total_bytes();
+            return Some(Rejection::TooLarge { needed_bytes, available_bytes: pool.capacity.total() });
+        }
+        let pinned: Vec<Held> = self
+            .active
+            .iter()
+            .filter_map(|digest| self.models.get(digest))
+            .filter(|other| other.spec.digest != model.spec.digest && other.spec.pin && !other.unwanted)
+            .filter_map(|other| Some((other, other.phase.life()?)))
+            .filter(|(_, life)| life.pool == model.spec.pool)
+            .map(|(other, life)| Held {
+                digest: other.spec.digest,
+                charge: life.charge.clone(),
+                standing: Standing::Fixed,
+            })
+            .collect();
+        let retry_after = self.settings.backoff_max;
+        (!fits_beside(&pinned)).then_some(Rejection::NoMemory { retry_after })
+    }
+
+    fn refuse_hopeless(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get(&digest) else { return };
+        let Some(rejection) = self.hopeless(model) else { return };
+        let asked = model.wanted || model.spec.pin;
+        self.reject_waiting(digest, &rejection, actions);
+        if asked {
+            let message = match rejection {
+                Rejection::TooLarge { needed_bytes, available_bytes } => alloc::format!(
+                    "the model needs {needed_bytes} bytes while loading and its pool has {available_bytes}: give the pool more memory or the model a smaller context"
+                ),
+                _ => "pinned models leave no room for this one: unpin one or give the pool more memory".to_string(),
+            };
+            self.note_failed_load(now, digest, LoadError { message, permanent: true }, actions);
+        }
+    }
+
+    /// Models drained for memory that nobody in their pool waits for any more serve on.
+    fn revive_needless_drains(&mut self, now: Instant, due: &[Digest]) {
+        let waiting_pools: Vec<PoolName> =
+            due.iter().filter_map(|digest| self.models.get(digest)).map(|model| model.spec.pool.clone()).collect();
+        let over_budget: Vec<PoolName> =
+            self.pools.keys().filter(|name| !self.overflow(name).is_zero()).cloned().collect();
+        for digest in &self.active {
+            let Some(model) = self.models.get_mut(digest) else { continue };
+            if let Phase::Draining(life, EvictionReason::Memory) = &model.phase
+                && !waiting_pools.contains(&life.pool)
+                && !over_budget.contains(&life.pool)
+                && !self.draining
+            {
+                let mut life = life.clone();
+                life.last_progress = now;
+                model.phase = Phase::Ready(life);
+            }
+        }
+    }
+
+    /// Bytes held in a pool beyond its capacity, what is leaving not counted.
+    pub(super) fn overflow(&self, pool: &PoolName) -> MemoryVector {
+        let staying = self
+            .active
+            .iter()
+            .filter_map(|digest| self.models.get(digest))
+            .filter(|model| !model.phase.is_leaving())
+            .filter_map(|model| model.phase.life())
+            .filter(|life| life.pool == *pool)
+            .map(|life| &life.charge);
+        let capacity = self.pools.get(pool).map(|pool| pool.capacity.clone()).unwrap_or_default();
+        held_bytes(staying).saturating_sub(&capacity)
+    }
+
+    /// A model turned out larger than thought: the deficit leaves, cheapest first, never the one just loaded.
+    pub(super) fn shrink_to_budget(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let pools: Vec<PoolName> = self.pools.keys().filter(|name| !self.overflow(name).is_zero()).cloned().collect();
+        for pool in pools {
+            let Some(capacity) = self.pools.get(&pool).map(|pool| pool.capacity.clone()) else { continue };
+            let newest = self.newest_ready(&pool);
+            for reach in [Reach::Idle, Reach::InUse] {
+                // Bytes that are really there outrank every class.
+                let mut held = self.held_in(now, &pool, Priority::Critical, reach);
+                for holder in held.iter_mut().filter(|holder| Some(holder.digest) == newest) {
+                    holder.standing = Standing::Fixed;
+                }
+                let (footprint, artifact) = (Footprint::default(), Digest([0; 32]));
+                let problem = Problem { capacity: &capacity, held: &held, footprint: &footprint, artifact };
+                if let Some(placement) = place(&problem) {
+                    self.make_room(now, &placement, reach, actions);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn newest_ready(&self, pool: &PoolName) -> Option<Digest> {
+        let ready = self.active.iter().filter_map(|digest| self.models.get(digest));
+        ready
+            .filter_map(|model| match &model.phase {
+                Phase::Ready(life) if life.pool == *pool => Some((life.generation, model.spec.digest)),
+                _ => None,
+            })
+            .max()
+            .map(|(_, digest)| digest)
+    }
+}

@@ -1,0 +1,125 @@
+//! Starting waiting requests on ready models, sharing out threads, and letting models go.
+
+use super::{
+    Worker,
+    model::{Phase, Running},
+    protocol::{Action, EvictionReason, Fact, StartKind},
+};
+use crate::{ids::Digest, time::Instant};
+use alloc::vec::Vec;
+
+impl Worker {
+    /// Starts what can be started, and tells engines their threads before their work.
+    pub(super) fn serve_ready(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let mut starts = Vec::new();
+        for digest in self.active.clone() {
+            self.start_waiting(now, digest, &mut starts);
+        }
+        for (digest, threads) in self.threads.settle(now) {
+            let life = self.models.get(&digest).and_then(|model| model.phase.life());
+            if let Some(generation) = life.map(|life| life.generation) {
+                actions.push(Action::SetThreads { digest, generation, threads });
+            }
+        }
+        actions.append(&mut starts);
+    }
+
+    fn start_waiting(&mut self, now: Instant, digest: Digest, starts: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Phase::Ready(life) = &mut model.phase else { return };
+        let generation = life.generation;
+        while model.running.len() < model.spec.parallel.max(1) as usize && !model.waiting.is_empty() {
+            let waiter = model.waiting.remove(0);
+            life.promised = life.promised.saturating_sub(u32::from(waiter.since <= life.since));
+            if model.running.is_empty() {
+                life.last_progress = now;
+                self.threads.set_busy(digest, true, now);
+            }
+            model.running.insert(waiter.request, Running { aborted: false });
+            self.waiting_total -= 1;
+            let start = if waiter.cold { StartKind::Cold } else { StartKind::Warm };
+            starts.push(Action::Start { request: waiter.request, digest, generation, start });
+        }
+    }
+
+    /// From now on it takes nothing new; it leaves when what runs has ended.
+    pub(super) fn begin_drain(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        reason: EvictionReason,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        if let Phase::Ready(life) = &model.phase {
+            if model.running.is_empty() {
+                self.stop(now, digest, reason, actions);
+            } else {
+                model.phase = Phase::Draining(life.clone(), reason);
+            }
+        }
+    }
+
+    /// Asks an idle engine to end. Its bytes count until its process is gone.
+    pub(super) fn stop(&mut self, now: Instant, digest: Digest, reason: EvictionReason, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let (Phase::Ready(life) | Phase::Draining(life, _)) = &model.phase else { return };
+        let mut life = life.clone();
+        life.since = now;
+        let generation = life.generation;
+        model.phase = Phase::Unloading { life, reason, killed: false };
+        self.threads.leave(digest);
+        actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
+        actions.push(Action::Stop { digest, generation });
+    }
+
+    /// Ends an engine's process whatever it does. Who runs on it hears of it when the process is gone.
+    pub(super) fn kill(&mut self, now: Instant, digest: Digest, reason: EvictionReason, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(life) = model.phase.life().filter(|_| model.phase.has_process()) else { return };
+        let mut life = life.clone();
+        life.since = now;
+        let generation = life.generation;
+        model.phase = Phase::Unloading { life, reason, killed: true };
+        self.threads.leave(digest);
+        actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
+        actions.push(Action::Kill { digest, generation });
+    }
+
+    /// Gives up a load that nobody wants.
+    pub(super) fn abandon_load(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        reason: EvictionReason,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        if matches!(model.phase, Phase::Verifying(_)) {
+            model.phase = Phase::Absent;
+        } else {
+            self.kill(now, digest, reason, actions);
+        }
+    }
+
+    /// Drained models that have fallen idle leave; so does everything that is no longer configured or wanted.
+    pub(super) fn unload_leaving(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        for digest in self.active.clone() {
+            let Some(model) = self.models.get(&digest) else { continue };
+            let reason = match &model.phase {
+                Phase::Draining(_, reason) => Some(*reason),
+                Phase::Ready(_) if self.draining => Some(EvictionReason::Drain),
+                Phase::Ready(_) if model.forgotten => Some(EvictionReason::Forgotten),
+                _ => None,
+            };
+            let loading_in_vain = model.phase.is_loading() && (model.forgotten || self.draining);
+            let idle = model.is_idle();
+            match reason {
+                Some(reason) if idle => self.stop(now, digest, reason, actions),
+                Some(reason) => self.begin_drain(now, digest, reason, actions),
+                None if loading_in_vain => self.abandon_load(now, digest, EvictionReason::Abandoned, actions),
+                None => {}
+            }
+        }
+    }
+}
