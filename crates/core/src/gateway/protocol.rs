@@ -60,6 +60,8 @@ pub enum Event {
     Started { request: RequestId, start: StartKind },
     /// A request ended with a complete answer.
     Finished { request: RequestId, prompt_tokens: u32, completion_tokens: u32 },
+    /// A request ended in the engine without a complete answer: its own fault, or the caller had gone. Its slot is free.
+    Failed { request: RequestId },
     /// The worker would not or could not run it.
     Rejected { request: RequestId, rejection: Rejection },
     /// A worker can be used.
@@ -121,4 +123,16 @@ pub struct Settings {
     pub aging: Duration,
     /// The longest retry hint ever given.
     pub retry_after_max: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            queue_limit: 1024,
+            queue_limit_per_model: 256,
+            attempts_max: 2,
+            aging: Duration::from_secs(10),
+            retry_after_max: Duration::from_secs(120),
+        }
+    }
 }
