@@ -137,6 +137,9 @@ fn l7_a_small_load_into_a_full_pool_evicts_only_the_deficit_cheapest_first() {
 #[test]
 fn l8_two_hot_models_and_room_for_one_swap_no_faster_than_their_minimum_residency() {
     let mut world = room_for_one();
+    for number in [1, 2] {
+        world.behaviours.get_mut(&id(number)).expect("added").run = Duration::from_millis(20);
+    }
     let mut requests = vec![];
     for step in 0..1_200_u64 {
         requests.push(world.ask(1 + u8::try_from(step % 2).expect("0 or 1")));
