@@ -1,0 +1,100 @@
+//! Opening the database.
+
+use crate::{
+    error::{CatalogError, means_damaged},
+    migrations,
+};
+use sqlx::{
+    Row, Sqlite, SqlitePool, Transaction,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// How long a statement waits for another process's lock, for instance that of a backup.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// One connection: writes cannot contend, and reads see every write before them.
+const CONNECTIONS: u32 = 1;
+
+/// The catalog of one installation. Clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Catalog {
+    pub(crate) pool: SqlitePool,
+}
+
+impl Catalog {
+    /// Opens `PATH`, `sqlite://PATH` or `sqlite::memory:`, creates it if needed and brings its schema up to date.
+    pub async fn open(location: &str) -> Result<Self, CatalogError> {
+        let path = path_of(location)?;
+        let options = if path.as_os_str() == ":memory:" {
+            SqliteConnectOptions::new().in_memory(true)
+        } else {
+            SqliteConnectOptions::new().filename(&path).create_if_missing(true).journal_mode(SqliteJournalMode::Wal)
+        };
+        let options = options.synchronous(SqliteSynchronous::Full).busy_timeout(BUSY_TIMEOUT).foreign_keys(true);
+        let pool = SqlitePoolOptions::new()
+            .max_connections(CONNECTIONS)
+            // A database in memory lives as long as its connection.
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .connect_with(options)
+            .await
+            .map_err(|error| open_error(error.into(), &path))?;
+        let catalog = Self { pool };
+        catalog.prepare(&path).await.map_err(|error| open_error(error, &path))?;
+        Ok(catalog)
+    }
+
+    /// Writes everything out and closes. Dropping without it loses nothing.
+    pub async fn close(self) {
+        self.pool.close().await;
+    }
+
+    async fn prepare(&self, path: &Path) -> Result<(), CatalogError> {
+        let mut connection = self.pool.acquire().await?;
+        let row = sqlx::query("PRAGMA quick_check(1)").fetch_one(&mut *connection).await?;
+        let verdict: String = row.try_get(0)?;
+        if verdict != "ok" {
+            return Err(CatalogError::Damaged { path: path.to_path_buf(), reason: verdict });
+        }
+        migrations::migrate(&mut connection, path).await
+    }
+
+    /// A transaction that holds the write lock from its start.
+    pub(crate) async fn write(&self) -> Result<Transaction<'static, Sqlite>, CatalogError> {
+        Ok(self.pool.begin_with("BEGIN IMMEDIATE").await?)
+    }
+}
+
+fn path_of(location: &str) -> Result<PathBuf, CatalogError> {
+    if let Some(rest) = location.strip_prefix("sqlite://").or_else(|| location.strip_prefix("sqlite:")) {
+        return Ok(PathBuf::from(rest));
+    }
+    match location.split_once("://") {
+        Some((scheme, _)) => Err(CatalogError::Scheme { scheme: scheme.to_owned() }),
+        None => Ok(PathBuf::from(location)),
+    }
+}
+
+/// Adds to errors that concern the file which file it is.
+fn open_error(error: CatalogError, path: &Path) -> CatalogError {
+    match error {
+        CatalogError::Database(cause) if means_damaged(&cause) => {
+            CatalogError::Damaged { path: path.to_path_buf(), reason: cause.to_string() }
+        }
+        other => other,
+    }
+}
+
+/// The wall clock, for people; nothing is decided by it.
+pub(crate) fn unix_milliseconds() -> i64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A count read from the database.
+pub(crate) fn count(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}

@@ -1,0 +1,73 @@
+//! The schema, as numbered steps that are never changed once shipped.
+
+use crate::error::CatalogError;
+use sqlx::{Connection, Row, SqliteConnection};
+use std::path::Path;
+
+/// Step `i` leads from version `i` to version `i + 1`.
+const MIGRATIONS: &[&str] = &["
+CREATE TABLE digests (
+    digest TEXT NOT NULL PRIMARY KEY,
+    manifest TEXT NOT NULL,
+    created_unix_milliseconds INTEGER NOT NULL
+) STRICT;
+CREATE TABLE models (
+    name TEXT NOT NULL PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE REFERENCES digests (digest),
+    source TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    created_unix_milliseconds INTEGER NOT NULL,
+    updated_unix_milliseconds INTEGER NOT NULL
+) STRICT;
+CREATE TABLE aliases (
+    alias TEXT NOT NULL PRIMARY KEY,
+    model TEXT NOT NULL REFERENCES models (name) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX aliases_by_model ON aliases (model);
+CREATE TABLE measurements (
+    digest TEXT NOT NULL,
+    worker_type TEXT NOT NULL,
+    measured_unix_milliseconds INTEGER NOT NULL,
+    samples INTEGER NOT NULL,
+    figures TEXT NOT NULL,
+    PRIMARY KEY (digest, worker_type)
+) STRICT;
+CREATE TABLE events (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    unix_milliseconds INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    model TEXT,
+    digest TEXT,
+    detail TEXT NOT NULL
+) STRICT;
+"];
+
+/// The version this program reads and writes.
+pub const SCHEMA_VERSION: u64 = MIGRATIONS.len() as u64;
+
+/// Brings a database to [`SCHEMA_VERSION`]. Each step is one transaction: a kill in between leaves a whole version.
+pub(crate) async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), CatalogError> {
+    sqlx::query("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL) STRICT")
+        .execute(&mut *connection)
+        .await?;
+    let found = version(connection).await?;
+    if found > SCHEMA_VERSION {
+        return Err(CatalogError::NewerSchema { path: path.to_path_buf(), found, known: SCHEMA_VERSION });
+    }
+    let done = usize::try_from(found).unwrap_or(usize::MAX);
+    for (step, sql) in MIGRATIONS.iter().enumerate().skip(done) {
+        let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+        sqlx::raw_sql(*sql).execute(&mut *transaction).await?;
+        sqlx::query("DELETE FROM schema_version").execute(&mut *transaction).await?;
+        let next = i64::try_from(step + 1).unwrap_or(i64::MAX);
+        sqlx::query("INSERT INTO schema_version (version) VALUES (?)").bind(next).execute(&mut *transaction).await?;
+        transaction.commit().await?;
+    }
+    Ok(())
+}
+
+async fn version(connection: &mut SqliteConnection) -> Result<u64, CatalogError> {
+    let row = sqlx::query("SELECT max(version) FROM schema_version").fetch_one(connection).await?;
+    let version: Option<i64> = row.try_get(0)?;
+    u64::try_from(version.unwrap_or(0)).map_err(|error| CatalogError::invalid("schema version", error))
+}

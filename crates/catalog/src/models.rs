@@ -1,0 +1,257 @@
+//! Models: a name, the digest it stands for, and the settings that do not change its output.
+
+use crate::{
+    catalog::{Catalog, count, unix_milliseconds},
+    error::CatalogError,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
+use std::collections::BTreeMap;
+use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy};
+
+/// Models one catalog may hold.
+pub const MODELS_MAX: u64 = 10_000;
+
+/// How a model is kept and served. What changes its output is in the manifest instead.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSettings {
+    /// The implementation that serves it.
+    pub engine: String,
+    /// Never evicted; loaded at start.
+    pub pin: bool,
+    /// Class of requests that name none, and protection from lower classes.
+    pub priority: Priority,
+    /// Requests running at once; none follows `parallel`.
+    pub max_concurrency: Option<u32>,
+    /// Sequences its engine runs at once.
+    pub parallel: u32,
+    /// Tokens one sequence may hold; 0 is the model's own limit. Also in the manifest.
+    pub context_tokens: u32,
+    /// The most host bytes its process may take.
+    pub memory_cap_bytes: Option<Bytes>,
+    /// What callers get while it is cold.
+    pub cold: ColdPolicy,
+    /// The part of memory it lives in.
+    pub pool: PoolName,
+    /// Unloaded after so many seconds without a request.
+    pub keep_alive_seconds: Option<f64>,
+    /// Accelerators it needs, by device name; none runs on the processor.
+    pub devices: Vec<String>,
+}
+
+impl Default for ModelSettings {
+    fn default() -> Self {
+        Self {
+            engine: "llama".to_owned(),
+            pin: false,
+            priority: Priority::Standard,
+            max_concurrency: None,
+            parallel: 4,
+            context_tokens: 0,
+            memory_cap_bytes: None,
+            cold: ColdPolicy::Wait,
+            pool: PoolName::default_pool(),
+            keep_alive_seconds: None,
+            devices: Vec::new(),
+        }
+    }
+}
+
+/// A model to add.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewModel {
+    /// Its name.
+    pub name: ModelName,
+    /// Its identity.
+    pub digest: Digest,
+    /// The canonical JSON that the digest is taken of.
+    pub manifest: String,
+    /// Where it came from, as the user wrote it.
+    pub source: String,
+    /// How it is kept.
+    pub settings: ModelSettings,
+}
+
+/// A model as the catalog holds it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// Its name.
+    pub name: ModelName,
+    /// Its identity.
+    pub digest: Digest,
+    /// The canonical JSON that the digest is taken of.
+    pub manifest: String,
+    /// Where it came from, as the user wrote it.
+    pub source: String,
+    /// How it is kept.
+    pub settings: ModelSettings,
+    /// Other names that mean it, in alphabetical order.
+    pub aliases: Vec<ModelName>,
+    /// When it was added, in milliseconds since 1970.
+    pub created_unix_milliseconds: u64,
+    /// When its settings last changed.
+    pub updated_unix_milliseconds: u64,
+}
+
+const SELECT: &str = "SELECT name, models.digest AS digest, manifest, source, settings,
+    models.created_unix_milliseconds AS created, updated_unix_milliseconds AS updated
+    FROM models JOIN digests ON digests.digest = models.digest";
+
+impl Catalog {
+    /// Adds a model. Its name must be free and its digest not yet served.
+    pub async fn add_model(&self, new: &NewModel) -> Result<(), CatalogError> {
+        let settings = to_json(&new.settings)?;
+        let mut transaction = self.write().await?;
+        ensure_free(&mut transaction, &new.name).await?;
+        let digest = new.digest.to_string();
+        let taken = sqlx::query("SELECT name FROM models WHERE digest = ?")
+            .bind(&digest)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        if let Some(row) = taken {
+            return Err(CatalogError::DigestTaken { digest: new.digest, name: name_at(&row, "name")? });
+        }
+        let row = sqlx::query("SELECT count(*) FROM models").fetch_one(&mut *transaction).await?;
+        if count(row.try_get(0)?) >= MODELS_MAX {
+            return Err(CatalogError::Full { what: "models", limit: MODELS_MAX });
+        }
+        let now = unix_milliseconds();
+        sqlx::query("INSERT INTO digests (digest, manifest, created_unix_milliseconds) VALUES (?, ?, ?)")
+            .bind(&digest)
+            .bind(&new.manifest)
+            .bind(now)
+            .execute(&mut *transaction)
+            .await?;
+        sqlx::query(
+            "INSERT INTO models (name, digest, source, settings, created_unix_milliseconds, updated_unix_milliseconds)
+             VALUES (?, ?, ?, ?, ?, ?)",
+        )
+        .bind(new.name.as_str())
+        .bind(&digest)
+        .bind(&new.source)
+        .bind(settings)
+        .bind(now)
+        .bind(now)
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Removes a model with its aliases and returns what it was. Its measurements stay, should it come back.
+    pub async fn remove_model(&self, name: &ModelName) -> Result<Model, CatalogError> {
+        let model = self.model(name).await?;
+        let mut transaction = self.write().await?;
+        let removed = sqlx::query("DELETE FROM models WHERE name = ?")
+            .bind(name.as_str())
+            .execute(&mut *transaction)
+            .await?
+            .rows_affected();
+        if removed == 0 {
+            return Err(CatalogError::UnknownModel(name.clone()));
+        }
+        sqlx::query("DELETE FROM digests WHERE digest = ?")
+            .bind(model.digest.to_string())
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(model)
+    }
+
+    /// The model with this name. Aliases are not looked at: see [`Catalog::resolve`].
+    pub async fn model(&self, name: &ModelName) -> Result<Model, CatalogError> {
+        let sql = sqlx::AssertSqlSafe(format!("{SELECT} WHERE name = ?"));
+        let row = sqlx::query(sql).bind(name.as_str()).fetch_optional(&self.pool).await?;
+        let row = row.ok_or_else(|| CatalogError::UnknownModel(name.clone()))?;
+        let mut model = read_model(&row)?;
+        model.aliases = self.aliases_of(name).await?;
+        Ok(model)
+    }
+
+    /// All models in alphabetical order.
+    pub async fn models(&self) -> Result<Vec<Model>, CatalogError> {
+        let mut aliases: BTreeMap<ModelName, Vec<ModelName>> = BTreeMap::new();
+        for (alias, model) in self.aliases().await? {
+            aliases.entry(model).or_default().push(alias);
+        }
+        let sql = sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY name"));
+        let rows = sqlx::query(sql).fetch_all(&self.pool).await?;
+        rows.iter()
+            .map(|row| {
+                let mut model = read_model(row)?;
+                model.aliases = aliases.remove(&model.name).unwrap_or_default();
+                Ok(model)
+            })
+            .collect()
+    }
+
+    /// Replaces the settings of a model.
+    pub async fn set_settings(&self, name: &ModelName, settings: &ModelSettings) -> Result<(), CatalogError> {
+        let mut transaction = self.write().await?;
+        let changed = sqlx::query("UPDATE models SET settings = ?, updated_unix_milliseconds = ? WHERE name = ?")
+            .bind(to_json(settings)?)
+            .bind(unix_milliseconds())
+            .bind(name.as_str())
+            .execute(&mut *transaction)
+            .await?
+            .rows_affected();
+        if changed == 0 {
+            return Err(CatalogError::UnknownModel(name.clone()));
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+}
+
+/// Whether neither a model nor an alias has this name.
+pub(crate) async fn ensure_free(
+    transaction: &mut Transaction<'_, Sqlite>,
+    name: &ModelName,
+) -> Result<(), CatalogError> {
+    let taken = sqlx::query("SELECT 1 FROM models WHERE name = ?1 UNION ALL SELECT 1 FROM aliases WHERE alias = ?1")
+        .bind(name.as_str())
+        .fetch_optional(&mut **transaction)
+        .await?;
+    if taken.is_some() { Err(CatalogError::NameTaken(name.clone())) } else { Ok(()) }
+}
+
+/// A model name in a column.
+pub(crate) fn name_at(row: &SqliteRow, column: &str) -> Result<ModelName, CatalogError> {
+    let text: String = row.try_get(column)?;
+    ModelName::parse(&text).map_err(|error| CatalogError::invalid("model name", error))
+}
+
+/// A digest in a column.
+pub(crate) fn digest_at(row: &SqliteRow, column: &str) -> Result<Digest, CatalogError> {
+    let text: String = row.try_get(column)?;
+    Digest::parse(&text).map_err(|error| CatalogError::invalid("digest", error))
+}
+
+/// JSON in a column.
+pub(crate) fn json_at<T: serde::de::DeserializeOwned>(
+    row: &SqliteRow,
+    column: &str,
+    what: &'static str,
+) -> Result<T, CatalogError> {
+    let text: String = row.try_get(column)?;
+    serde_json::from_str(&text).map_err(|error| CatalogError::invalid(what, error))
+}
+
+/// JSON for a column.
+pub(crate) fn to_json(value: &impl Serialize) -> Result<String, CatalogError> {
+    serde_json::to_string(value).map_err(|error| CatalogError::invalid("value", error))
+}
+
+fn read_model(row: &SqliteRow) -> Result<Model, CatalogError> {
+    Ok(Model {
+        name: name_at(row, "name")?,
+        digest: digest_at(row, "digest")?,
+        manifest: row.try_get("manifest")?,
+        source: row.try_get("source")?,
+        settings: json_at(row, "settings", "settings of a model")?,
+        aliases: Vec::new(),
+        created_unix_milliseconds: count(row.try_get("created")?),
+        updated_unix_milliseconds: count(row.try_get("updated")?),
+    })
+}
