@@ -77,7 +77,7 @@ impl Worker {
         if model.phase != Phase::Absent && !self.active.contains(&digest) {
             return Err(Violation::Unwatched(digest));
         }
-        if model.running.len() > model.spec.parallel.max(1) as usize && !model.phase.is_leaving() {
+        if model.phase.life().is_some_and(|life| model.running.len() > life.parallel) {
             return Err(Violation::TooManyRunning(digest));
         }
         if let Phase::Unloading { killed: false, .. } = model.phase
@@ -85,9 +85,9 @@ impl Worker {
         {
             return Err(Violation::StoppedInUse(digest));
         }
-        if let Phase::Ready(_) = model.phase
+        if let Phase::Ready(life) = &model.phase
             && !model.waiting.is_empty()
-            && model.running.len() < model.spec.parallel.max(1) as usize
+            && model.running.len() < life.parallel
         {
             return Err(Violation::IdleSequence(digest));
         }

@@ -33,6 +33,8 @@ pub(super) struct Life {
     pub(super) pool: PoolName,
     /// Accelerators it was given, as device indices.
     pub(super) accelerators: Vec<usize>,
+    /// Sequences this engine runs at once; a changed setting holds from the next life on.
+    pub(super) parallel: usize,
     /// Bytes it is charged with.
     pub(super) charge: Charge,
     /// Private host bytes when it became ready, the yardstick for a runaway engine.

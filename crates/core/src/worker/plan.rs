@@ -171,6 +171,7 @@ impl Worker {
             generation,
             pool: pool.clone(),
             accelerators,
+            parallel: model.spec.parallel.max(1) as usize,
             private_at_ready: charge.private.get(HOST),
             charge,
             since: now,

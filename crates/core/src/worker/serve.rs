@@ -28,7 +28,7 @@ impl Worker {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let Phase::Ready(life) = &mut model.phase else { return };
         let generation = life.generation;
-        while model.running.len() < model.spec.parallel.max(1) as usize && !model.waiting.is_empty() {
+        while model.running.len() < life.parallel && !model.waiting.is_empty() {
             let waiter = model.waiting.remove(0);
             life.promised = life.promised.saturating_sub(u32::from(waiter.since <= life.since));
             if model.running.is_empty() {
