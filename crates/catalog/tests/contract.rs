@@ -51,7 +51,7 @@ async fn a_model_comes_back_as_it_was_added() {
     assert_eq!((&model.source, &model.settings), (&new.source, &new.settings));
     assert_eq!(model.aliases, [name("best")]);
     assert!(model.created_unix_milliseconds > 0);
-    assert_eq!(catalog.models().await.unwrap(), [model.clone()]);
+    assert_eq!(catalog.models().await.unwrap(), std::slice::from_ref(&model));
     assert_eq!(catalog.model(&new.name).await.unwrap(), model);
 }
 
