@@ -5,3 +5,13 @@
 
 pub mod port;
 pub mod protocol;
+
+pub mod child;
+pub mod frame;
+pub mod gguf;
+#[cfg(feature = "llama")]
+pub mod llama;
+pub mod measure;
+pub mod process;
+pub mod synthetic;
+pub mod template;

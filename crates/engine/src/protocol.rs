@@ -2,6 +2,7 @@
 //!
 //! One request may produce several choices; a choice is generated on a sequence of its own. The engine tokenises
 //! (`Prepared`), waits for the worker's word on cached blocks (`Grant`), then computes.
+#![expect(missing_docs, reason = "the fields of messages say by name what they are")]
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -1,1 +1,21 @@
-//! worker
+//! The node agent: the run loop of the worker machine, and the engine processes it keeps.
+//!
+//! `config` is what a worker is told at start; `handle` is how the rest of the server talks to it; `agent` is the run
+//! loop that owns the machine: events in, actions out. `requests` are the callers it answers to. Slow work leaves as
+//! tasks (`life`: one engine process from start to end; `spare`: the next one, already initialised) and comes back as
+//! events that carry the generation they were started for. `recorder` writes down what the machine was told, and
+//! replays it.
+
+mod config;
+mod handle;
+
+mod agent;
+mod life;
+mod recorder;
+mod requests;
+mod spare;
+
+pub use agent::{Agent, FACTS_KEPT};
+pub use config::{AgentConfig, AgentError, Artifacts, Clock, ModelConfig};
+pub use handle::{AgentGone, AgentHandle, Assignment, LOG_LINES_MAX, MemoryReport};
+pub use recorder::{RECORDING_BYTES_MAX, ReplayError, replay};

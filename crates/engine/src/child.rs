@@ -1,0 +1,216 @@
+//! What an engine process does from its first instruction to its last.
+//!
+//! The parent starts it with one end of a socket pair as standard input (so that the quick way of starting a process,
+//! which runs nothing between fork and exec, is open to it). The process moves that socket away, shuts itself in,
+//! initialises the backend and says `Hello`; only then is it told what to load. One thread reads messages; the main
+//! thread alone drives the engine and writes. When the parent is gone the process is gone: by the parent-death signal,
+//! and by the end of the socket.
+
+mod harden;
+
+use crate::{
+    frame,
+    port::Engine,
+    protocol::{EngineKind, FromEngine, LoadRequest, PROTOCOL_VERSION, ToEngine},
+    synthetic::SyntheticEngine,
+};
+use std::{
+    io::{BufReader, BufWriter, Write},
+    os::unix::net::UnixStream,
+    process::ExitCode,
+    sync::mpsc::{Receiver, Sender, channel},
+};
+
+/// Exit code of a process that was not started by a worker.
+pub const EXIT_NOT_A_CHILD: u8 = 2;
+/// Exit code after `LoadFailed`.
+pub const EXIT_LOAD_FAILED: u8 = 3;
+/// Exit code when the worker is gone.
+pub const EXIT_PARENT_GONE: u8 = 4;
+/// Exit code when the worker sends something that is not a message.
+pub const EXIT_PROTOCOL: u8 = 5;
+
+/// Runs an engine process: what the hidden command `engine` does.
+pub fn run() -> ExitCode {
+    let socket = match harden::take_socket() {
+        Ok(socket) => socket,
+        Err(message) => {
+            log(&message);
+            return ExitCode::from(EXIT_NOT_A_CHILD);
+        }
+    };
+    if let Err(message) = harden::shut_in(&socket) {
+        log(&message);
+        return ExitCode::from(EXIT_PARENT_GONE);
+    }
+    match serve(socket) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            log(&format!("the worker is gone: {error}"));
+            ExitCode::from(EXIT_PARENT_GONE)
+        }
+    }
+}
+
+/// Standard error is the engine's log.
+fn log(message: &str) {
+    // A log that cannot be written must not end the process.
+    let _ = writeln!(std::io::stderr(), "warmset engine: {message}");
+}
+
+/// The writing end of the socket. The first failure to write is kept: then nobody is left to tell.
+struct Outbox {
+    writer: BufWriter<UnixStream>,
+    failure: Option<frame::FrameError>,
+    /// Every message leaves at once (while loading), rather than after the step.
+    at_once: bool,
+}
+
+impl Outbox {
+    fn put(&mut self, message: &FromEngine) {
+        if self.failure.is_none() {
+            self.failure = frame::write(&mut self.writer, message).err();
+        }
+        if self.at_once {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.failure.is_none() {
+            self.failure = self.writer.flush().err().map(Into::into);
+        }
+    }
+
+    fn check(&mut self) -> Result<(), frame::FrameError> {
+        self.flush();
+        self.failure.take().map_or(Ok(()), Err)
+    }
+}
+
+fn serve(socket: UnixStream) -> Result<u8, frame::FrameError> {
+    let mut outbox = Outbox { writer: BufWriter::new(socket.try_clone()?), failure: None, at_once: true };
+    let accelerators = initialise();
+    let (sender, messages) = channel();
+    std::thread::Builder::new().name("reader".into()).spawn(move || read_messages(socket, &sender))?;
+    let build = env!("CARGO_PKG_VERSION").to_owned();
+    outbox.put(&FromEngine::Hello { protocol_version: PROTOCOL_VERSION, build, accelerators });
+    outbox.check()?;
+    let request = match messages.recv() {
+        Ok(ToEngine::Load(request)) => request,
+        Ok(_) => {
+            log("the first message must be load");
+            return Ok(EXIT_PROTOCOL);
+        }
+        // The reader never ends without ending the process.
+        Err(_) => return Ok(EXIT_PARENT_GONE),
+    };
+    let mut engine = match construct(request.engine) {
+        Ok(engine) => engine,
+        Err(message) => return refuse(&mut outbox, message, true),
+    };
+    match engine.load(&request, &mut |message| outbox.put(&message)) {
+        Ok(info) => outbox.put(&FromEngine::Loaded(info)),
+        Err(failure) => return refuse(&mut outbox, failure.message, failure.permanent),
+    }
+    outbox.check()?;
+    outbox.at_once = false;
+    drive(engine.as_mut(), &request, &messages, &mut outbox)
+}
+
+fn refuse(outbox: &mut Outbox, message: String, permanent: bool) -> Result<u8, frame::FrameError> {
+    log(&message);
+    outbox.put(&FromEngine::LoadFailed { message, permanent });
+    outbox.check()?;
+    Ok(EXIT_LOAD_FAILED)
+}
+
+/// Messages first, then one step; blocks when there is nothing to do or no thread to do it with.
+fn drive(
+    engine: &mut dyn Engine,
+    request: &LoadRequest,
+    messages: &Receiver<ToEngine>,
+    outbox: &mut Outbox,
+) -> Result<u8, frame::FrameError> {
+    let mut threads = request.threads;
+    loop {
+        let next = if threads > 0 && engine.has_work() {
+            match messages.try_recv() {
+                Ok(message) => Some(message),
+                Err(std::sync::mpsc::TryRecvError::Empty) => None,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return Ok(EXIT_PARENT_GONE),
+            }
+        } else {
+            outbox.check()?;
+            match messages.recv() {
+                Ok(message) => Some(message),
+                Err(_) => return Ok(EXIT_PARENT_GONE),
+            }
+        };
+        match next {
+            Some(ToEngine::Load(_)) => {
+                log("a process loads once");
+                return Ok(EXIT_PROTOCOL);
+            }
+            Some(message) => {
+                if let ToEngine::SetThreads { threads: wanted } = message {
+                    threads = wanted;
+                }
+                engine.handle(message, &mut |message| outbox.put(&message));
+            }
+            None => {
+                engine.step(&mut |message| outbox.put(&message));
+                outbox.check()?;
+            }
+        }
+    }
+}
+
+/// Whatever is worth having done before anybody asks for a model. Returns the names of the accelerators.
+#[cfg(feature = "llama")]
+fn initialise() -> Vec<String> {
+    crate::llama::accelerators()
+}
+
+/// Whatever is worth having done before anybody asks for a model. Returns the names of the accelerators.
+#[cfg(not(feature = "llama"))]
+fn initialise() -> Vec<String> {
+    Vec::new()
+}
+
+fn construct(kind: EngineKind) -> Result<Box<dyn Engine>, String> {
+    match kind {
+        EngineKind::Synthetic => Ok(Box::new(SyntheticEngine::default())),
+        #[cfg(feature = "llama")]
+        EngineKind::Llama => Ok(Box::new(crate::llama::LlamaEngine::new())),
+        #[cfg(not(feature = "llama"))]
+        EngineKind::Llama => Err("this build has no llama.cpp; build it with the feature `llama`".into()),
+    }
+}
+
+/// Reads messages until there are none. `Stop` and the end of the socket end the process from here, so that neither a
+/// long load nor a long step delays them.
+fn read_messages(socket: UnixStream, messages: &Sender<ToEngine>) {
+    let mut reader = BufReader::new(socket);
+    loop {
+        match frame::read(&mut reader) {
+            Ok(Some(ToEngine::Stop)) => {
+                if !crate::synthetic::ignores_stop() {
+                    harden::exit_at_once(0);
+                }
+            }
+            Ok(Some(message)) => {
+                if messages.send(message).is_err() {
+                    return;
+                }
+            }
+            Ok(None) | Err(frame::FrameError::Io(_) | frame::FrameError::Truncated) => {
+                harden::exit_at_once(EXIT_PARENT_GONE)
+            }
+            Err(error) => {
+                log(&error.to_string());
+                harden::exit_at_once(EXIT_PROTOCOL)
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Engine processes from the parent's side: starting, talking, limiting, ending.
+//!
+//! Reading order: `launcher` starts them, all from one permanent thread; `child` is one of them; `limit` caps its
+//! memory; `log` keeps what it writes.
+
+mod child;
+mod launcher;
+mod limit;
+mod log;
+
+pub use child::{EngineKiller, EngineProcess, EngineSender};
+pub use launcher::{Launcher, SpawnError, SpawnOptions};
+pub use limit::MemoryLimit;
+pub use log::{LOG_BYTES_MAX, log_files};

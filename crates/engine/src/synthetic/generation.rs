@@ -1,0 +1,162 @@
+//! One generation of the synthetic engine: its prompt, its choices, its times.
+
+use super::text::{self, StopFilter};
+use crate::{
+    port::Report,
+    protocol::{FinishReason, FromEngine, GenerateJob, Timings, Usage},
+};
+use std::time::{Duration, Instant};
+
+/// A text ends by itself after at least this many tokens ...
+const NATURAL_TOKENS_MIN: u32 = 16;
+/// ... and before this many more.
+const NATURAL_TOKENS_SPREAD: u64 = 48;
+
+/// One choice.
+#[derive(Debug)]
+struct Sequence {
+    text_seed: u64,
+    generated: u32,
+    /// Tokens after which the text ends by itself; none if the caller ignores that.
+    natural_tokens: Option<u32>,
+    filter: StopFilter,
+    /// The whole text, when it is not streamed.
+    whole: String,
+    finished: bool,
+}
+
+/// One generation.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) request: u64,
+    pub(super) granted: bool,
+    pub(super) prefill_left: u32,
+    prompt_tokens: u32,
+    /// Tokens per choice.
+    tokens_max: u32,
+    stream: bool,
+    sequences: Vec<Sequence>,
+    received: Instant,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    prefill: Duration,
+}
+
+impl Generation {
+    pub(super) fn new(request: u64, job: &GenerateJob, prompt: &[u8], prompt_tokens: u32, context_tokens: u32) -> Self {
+        let room = context_tokens.saturating_sub(prompt_tokens);
+        // Greedy text does not depend on the seed.
+        let seed = if job.sampling.temperature > 0.0 { job.sampling.seed.unwrap_or(0) } else { 0 };
+        let spread = u64::from(job.sampling.temperature > 0.0);
+        let sequences = (0..u64::from(job.choices.max(1)))
+            .map(|choice| {
+                let text_seed = text::hash(&[prompt, &(seed.wrapping_add(choice * spread)).to_le_bytes()]);
+                let more = u32::try_from(text_seed % NATURAL_TOKENS_SPREAD).unwrap_or(0);
+                Sequence {
+                    text_seed,
+                    generated: 0,
+                    natural_tokens: (!job.ignore_end).then_some(NATURAL_TOKENS_MIN + more),
+                    filter: StopFilter::new(&job.stop),
+                    whole: String::new(),
+                    finished: false,
+                }
+            })
+            .collect();
+        Self {
+            request,
+            granted: false,
+            prefill_left: prompt_tokens,
+            prompt_tokens,
+            tokens_max: job.max_tokens.unwrap_or(u32::MAX).min(room),
+            stream: job.stream,
+            sequences,
+            received: Instant::now(),
+            first_token: None,
+            last_token: None,
+            prefill: Duration::ZERO,
+        }
+    }
+
+    /// Tokens of its longest choice.
+    pub(super) fn longest(&self) -> u32 {
+        self.sequences.iter().map(|sequence| sequence.generated).max().unwrap_or(0)
+    }
+
+    /// A part of the prompt was computed.
+    pub(super) fn prefilled(&mut self, tokens: u32, took: Duration) {
+        self.prefill_left = self.prefill_left.saturating_sub(tokens);
+        self.prefill += took;
+    }
+
+    /// One token for at most `free` unfinished choices; returns for how many.
+    pub(super) fn decode(&mut self, free: u32, report: Report<'_>) -> u32 {
+        let mut used = 0;
+        for (choice, sequence) in (0..).zip(&mut self.sequences) {
+            if sequence.finished || used == free {
+                continue;
+            }
+            used += 1;
+            let mut shown = String::new();
+            if sequence.generated < self.tokens_max {
+                shown = sequence.filter.push(&text::piece(sequence.text_seed, sequence.generated));
+                sequence.generated += 1;
+                let now = Instant::now();
+                self.first_token.get_or_insert(now);
+                self.last_token = Some(now);
+            }
+            let natural = sequence.natural_tokens.is_some_and(|tokens| sequence.generated >= tokens);
+            let finish = if sequence.filter.stopped() || natural {
+                Some(FinishReason::Stop)
+            } else {
+                (sequence.generated >= self.tokens_max).then_some(FinishReason::Length)
+            };
+            if finish.is_some() {
+                shown.push_str(&sequence.filter.finish());
+            }
+            if !self.stream {
+                sequence.whole.push_str(&shown);
+                shown = if finish.is_some() { std::mem::take(&mut sequence.whole) } else { String::new() };
+            }
+            if !shown.is_empty() {
+                report(FromEngine::Delta { request: self.request, choice, text: shown });
+            }
+            if let Some(finish) = finish {
+                sequence.finished = true;
+                report(FromEngine::ChoiceDone { request: self.request, choice, finish });
+            }
+        }
+        used
+    }
+
+    /// Reports the end if all choices have ended.
+    pub(super) fn close(&self, report: Report<'_>) -> bool {
+        let done = self.sequences.iter().all(|sequence| sequence.finished);
+        if done {
+            report(FromEngine::Done { request: self.request, usage: self.usage(), timings: self.timings() });
+        }
+        done
+    }
+
+    /// Ends what has not ended.
+    pub(super) fn cancel(mut self, report: Report<'_>) {
+        for (choice, sequence) in (0..).zip(&mut self.sequences) {
+            if !sequence.finished {
+                sequence.finished = true;
+                let finish = FinishReason::Cancelled;
+                report(FromEngine::ChoiceDone { request: self.request, choice, finish });
+            }
+        }
+        self.close(report);
+    }
+
+    fn usage(&self) -> Usage {
+        let completion_tokens = self.sequences.iter().map(|sequence| sequence.generated).sum();
+        Usage { prompt_tokens: self.prompt_tokens, completion_tokens, cached_tokens: 0 }
+    }
+
+    fn timings(&self) -> Timings {
+        let first = self.first_token.map_or(0.0, |first| (first - self.received).as_secs_f64());
+        let decode = self.first_token.zip(self.last_token).map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+        Timings { first_token_seconds: first, prefill_seconds: self.prefill.as_secs_f64(), decode_seconds: decode }
+    }
+}

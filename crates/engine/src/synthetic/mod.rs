@@ -1,0 +1,368 @@
+//! An engine of declared bytes, times and failures: everything around inference, exactly, without a model.
+//!
+//! Tokens are words; text follows from prompt and seed. Times are really slept and bytes really taken, but only inside
+//! an engine process.
+
+mod generation;
+mod text;
+
+use crate::{
+    port::{Engine, LoadFailure, Report},
+    protocol::{
+        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt,
+        SyntheticFailure, SyntheticSpec, ToEngine, TokensOrText, Usage,
+    },
+};
+use generation::Generation;
+use std::{
+    io::Read,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+/// A spec is a small file.
+const SPEC_BYTES_MAX: u64 = 1 << 20;
+/// The context when none is asked for.
+const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
+/// Length of its embeddings.
+const EMBEDDING_LENGTH: u32 = 16;
+/// KV bytes it declares per token.
+const KV_BYTES_PER_TOKEN: u64 = 1024;
+/// A step computes at most this many prompt tokens.
+const PREFILL_TOKENS_MAX: u32 = 512;
+/// A step of prefill takes at most about this long.
+const PREFILL_STEP_SECONDS: f64 = 0.05;
+/// Progress and beats are reported at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+const BEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// Tokens before `GenerateCrashes` and `GenerateHangs` strike.
+const TOKENS_BEFORE_FAILURE: u32 = 3;
+/// What `EatsMemory` takes in each step.
+const EATEN_BYTES_PER_STEP: usize = 16 << 20;
+/// Small enough that every page is touched.
+const PAGE_BYTES: usize = 4096;
+
+/// Set by a spec that ignores `Stop`; messages are read on another thread than the engine's.
+static IGNORES_STOP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the loaded spec ignores `Stop`.
+pub(crate) fn ignores_stop() -> bool {
+    IGNORES_STOP.load(Ordering::SeqCst)
+}
+
+/// The engine.
+#[derive(Debug, Default)]
+pub struct SyntheticEngine {
+    spec: SyntheticSpec,
+    context_tokens: u32,
+    parallel: u32,
+    /// In order of arrival.
+    generations: Vec<Generation>,
+    embeddings: Vec<(u64, Vec<TokensOrText>)>,
+    /// Memory that is really held.
+    held: Vec<Vec<u8>>,
+    has_run: bool,
+    last_beat: Option<Instant>,
+}
+
+impl Engine for SyntheticEngine {
+    fn load(&mut self, request: &LoadRequest, report: Report<'_>) -> Result<LoadedInfo, LoadFailure> {
+        let began = Instant::now();
+        let path = request.files.first().ok_or_else(|| permanent("no file to load; name one".into()))?;
+        self.spec = read_spec(path)?;
+        self.context_tokens = if request.context_tokens == 0 { CONTEXT_TOKENS_DEFAULT } else { request.context_tokens };
+        self.parallel = request.parallel.max(1);
+        self.fail_load(path)?;
+        if self.spec.accelerator_bytes.len() != request.accelerators.len() {
+            return Err(permanent(format!(
+                "declares {} accelerators and was given {}; correct the model's footprint",
+                self.spec.accelerator_bytes.len(),
+                request.accelerators.len()
+            )));
+        }
+        if self.spec.allocate {
+            self.held.push(touched(self.spec.host_bytes)?);
+        }
+        let extra = if self.spec.allocate { touched(self.spec.load_extra_bytes)? } else { Vec::new() };
+        sleep_reporting(self.spec.load_seconds, report);
+        drop(extra);
+        IGNORES_STOP.store(self.spec.failure == SyntheticFailure::IgnoresStop, Ordering::SeqCst);
+        let declared = DeclaredHostBytes {
+            steady_bytes: self.spec.host_bytes,
+            peak_bytes: self.spec.host_bytes.saturating_add(self.spec.load_extra_bytes),
+        };
+        Ok(LoadedInfo {
+            architecture: "synthetic".into(),
+            context_tokens: self.context_tokens,
+            parallel: self.parallel,
+            embedding_length: EMBEDDING_LENGTH,
+            has_chat_template: true,
+            generates: true,
+            kv_bytes_per_token: KV_BYTES_PER_TOKEN,
+            accelerator_bytes: self.spec.accelerator_bytes.clone(),
+            declared_host_bytes: (!self.spec.allocate).then_some(declared),
+            load_seconds: began.elapsed().as_secs_f64(),
+            warm_up_seconds: 0.0,
+        })
+    }
+
+    fn handle(&mut self, message: ToEngine, report: Report<'_>) {
+        match message {
+            ToEngine::Generate { request, job } => self.accept(request, &job, report),
+            ToEngine::Embed { request, inputs } => self.embeddings.push((request, inputs)),
+            ToEngine::Grant { request, source: KvGrant::Recompute } => {
+                if let Some(generation) = self.generations.iter_mut().find(|other| other.request == request) {
+                    generation.granted = true;
+                }
+            }
+            ToEngine::Cancel { request } => self.cancel(request, report),
+            ToEngine::SetThreads { threads } => report(FromEngine::ThreadsHeld { threads }),
+            ToEngine::Load(_) | ToEngine::Stop => {}
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        let eats = self.has_run && self.spec.failure == SyntheticFailure::EatsMemory;
+        eats || !self.embeddings.is_empty() || self.generations.iter().any(|generation| generation.granted)
+    }
+
+    fn step(&mut self, report: Report<'_>) {
+        self.has_run = true;
+        self.fail_step();
+        if self.last_beat.is_none_or(|last| last.elapsed() >= BEAT_INTERVAL) {
+            self.last_beat = Some(Instant::now());
+            report(FromEngine::Beat);
+        }
+        self.prefill();
+        self.decode(report);
+        if !self.embeddings.is_empty() {
+            let (request, inputs) = self.embeddings.remove(0);
+            self.embed(request, &inputs, report);
+        }
+    }
+}
+
+impl SyntheticEngine {
+    fn fail_load(&self, path: &Path) -> Result<(), LoadFailure> {
+        match self.spec.failure {
+            SyntheticFailure::LoadFails => {
+                Err(permanent(format!("{} says that its load fails; declare another failure", path.display())))
+            }
+            SyntheticFailure::LoadFailsForNow => Err(LoadFailure {
+                message: format!("{} says that its load fails for now; try again later", path.display()),
+                permanent: false,
+            }),
+            SyntheticFailure::LoadHangs => hang(),
+            SyntheticFailure::LoadCrashes => std::process::abort(),
+            _ => Ok(()),
+        }
+    }
+
+    fn fail_step(&mut self) {
+        let late = || self.generations.iter().any(|generation| generation.longest() >= TOKENS_BEFORE_FAILURE);
+        match self.spec.failure {
+            SyntheticFailure::GenerateCrashes if late() => std::process::abort(),
+            SyntheticFailure::GenerateHangs if late() => hang(),
+            SyntheticFailure::EatsMemory => self.held.push(vec![1; EATEN_BYTES_PER_STEP]),
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self, request: u64, job: &GenerateJob, report: Report<'_>) {
+        let (text, prompt_tokens) = match prompt(&job.prompt) {
+            Ok(prompt) => prompt,
+            Err(message) => {
+                return report(FromEngine::Failed {
+                    request,
+                    kind: FailureKind::InvalidRequest,
+                    message,
+                    param: Some("messages".into()),
+                });
+            }
+        };
+        if prompt_tokens >= self.context_tokens {
+            return report(FromEngine::Failed {
+                request,
+                kind: FailureKind::ContextExceeded,
+                message: format!(
+                    "the prompt has {prompt_tokens} tokens and the context holds {}; shorten it",
+                    self.context_tokens
+                ),
+                param: None,
+            });
+        }
+        self.generations.push(Generation::new(request, job, &text, prompt_tokens, self.context_tokens));
+        report(FromEngine::Prepared { request, prompt_tokens });
+    }
+
+    fn cancel(&mut self, request: u64, report: Report<'_>) {
+        if let Some(index) = self.generations.iter().position(|generation| generation.request == request) {
+            self.generations.remove(index).cancel(report);
+        }
+        if let Some(index) = self.embeddings.iter().position(|(other, _)| *other == request) {
+            self.embeddings.remove(index);
+            report(FromEngine::Failed {
+                request,
+                kind: FailureKind::Internal,
+                message: "cancelled by the caller".into(),
+                param: None,
+            });
+        }
+    }
+
+    /// One chunk of the oldest prompt that is not computed yet.
+    fn prefill(&mut self) {
+        let seconds = self.spec.prefill_seconds_per_token;
+        let Some(generation) = self.generations.iter_mut().find(|other| other.granted && other.prefill_left > 0) else {
+            return;
+        };
+        let within_time = if seconds > 0.0 { (PREFILL_STEP_SECONDS / seconds).max(1.0) } else { f64::MAX };
+        let chunk = (1..=PREFILL_TOKENS_MAX.min(generation.prefill_left))
+            .rev()
+            .find(|tokens| f64::from(*tokens) <= within_time)
+            .unwrap_or(1);
+        let began = Instant::now();
+        sleep(seconds * f64::from(chunk));
+        generation.prefilled(chunk, began.elapsed());
+    }
+
+    /// One token for each of the first `parallel` sequences.
+    fn decode(&mut self, report: Report<'_>) {
+        let mut free = self.parallel;
+        let ready = |generation: &Generation| generation.granted && generation.prefill_left == 0;
+        if !self.generations.iter().any(ready) {
+            return;
+        }
+        sleep(self.spec.decode_seconds_per_token);
+        for generation in self.generations.iter_mut().filter(|generation| ready(generation)) {
+            free -= generation.decode(free, report);
+            if free == 0 {
+                break;
+            }
+        }
+        self.generations.retain_mut(|generation| !generation.close(report));
+    }
+
+    fn embed(&self, request: u64, inputs: &[TokensOrText], report: Report<'_>) {
+        let mut vectors = Vec::with_capacity(inputs.len());
+        let mut usage = Usage::default();
+        for input in inputs {
+            let (bytes, tokens) = match input {
+                TokensOrText::Text(text) => (text.as_bytes().to_vec(), count_words(text)),
+                TokensOrText::Tokens(tokens) => (token_bytes(tokens), count(tokens.len())),
+            };
+            if tokens > self.context_tokens {
+                let message =
+                    format!("an input has {tokens} tokens and the context holds {}; shorten it", self.context_tokens);
+                let kind = FailureKind::ContextExceeded;
+                return report(FromEngine::Failed { request, kind, message, param: Some("input".into()) });
+            }
+            sleep(self.spec.prefill_seconds_per_token * f64::from(tokens));
+            vectors.push(text::vector(&bytes, EMBEDDING_LENGTH));
+            usage.prompt_tokens = usage.prompt_tokens.saturating_add(tokens);
+        }
+        report(FromEngine::Embedded { request, vectors, prompt_tokens: usage.prompt_tokens });
+    }
+}
+
+fn permanent(message: String) -> LoadFailure {
+    LoadFailure { message, permanent: true }
+}
+
+fn read_spec(path: &Path) -> Result<SyntheticSpec, LoadFailure> {
+    let unreadable = |error: std::io::Error| LoadFailure {
+        message: format!("cannot read {}: {error}; add the model again", path.display()),
+        permanent: error.kind() == std::io::ErrorKind::NotFound,
+    };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let mut text = String::new();
+    file.take(SPEC_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    serde_json::from_str(&text).map_err(|error| {
+        permanent(format!("{} is not the description of a synthetic model: {error}; correct it", path.display()))
+    })
+}
+
+/// Memory of which every page is really there.
+fn touched(bytes: u64) -> Result<Vec<u8>, LoadFailure> {
+    let refused = || LoadFailure {
+        message: format!("cannot take {bytes} bytes of memory; give the model less or the machine more"),
+        permanent: false,
+    };
+    let length = usize::try_from(bytes).map_err(|_| refused())?;
+    let mut memory: Vec<u8> = Vec::new();
+    memory.try_reserve_exact(length).map_err(|_| refused())?;
+    memory.resize(length, 0);
+    for page in memory.chunks_mut(PAGE_BYTES) {
+        page[0] = 1;
+    }
+    Ok(memory)
+}
+
+fn sleep(seconds: f64) {
+    if let Ok(duration) = Duration::try_from_secs_f64(seconds)
+        && !duration.is_zero()
+    {
+        std::thread::sleep(duration);
+    }
+}
+
+fn sleep_reporting(seconds: f64, report: Report<'_>) {
+    let Ok(whole) = Duration::try_from_secs_f64(seconds) else { return };
+    let began = Instant::now();
+    loop {
+        let passed = began.elapsed();
+        if passed >= whole {
+            return report(FromEngine::LoadProgress { fraction: 1.0 });
+        }
+        let fraction = passed.as_secs_f32() / whole.as_secs_f32();
+        report(FromEngine::LoadProgress { fraction });
+        std::thread::sleep((whole - passed).min(PROGRESS_INTERVAL));
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The prompt as text, and its tokens.
+fn prompt(prompt: &Prompt) -> Result<(Vec<u8>, u32), String> {
+    match prompt {
+        Prompt::Text { text } => Ok((text.clone().into_bytes(), count_words(text))),
+        Prompt::Tokens { tokens } => Ok((token_bytes(tokens), count(tokens.len()))),
+        Prompt::Chat { messages } => {
+            let messages: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(messages)
+                .map_err(|error| format!("the messages are not a list of objects: {error}"))?;
+            let mut text = String::new();
+            for message in &messages {
+                for key in ["role", "content"] {
+                    match message.get(key) {
+                        Some(serde_json::Value::String(part)) => text.push_str(part),
+                        Some(other) => text.push_str(&other.to_string()),
+                        None => {}
+                    }
+                    text.push('\n');
+                }
+            }
+            let tokens = count_words(&text);
+            Ok((text.into_bytes(), tokens))
+        }
+    }
+}
+
+fn token_bytes(tokens: &[u32]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+fn count_words(text: &str) -> u32 {
+    count(text.split_whitespace().count())
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! What a worker is told at start.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+use warmset_core::{
+    Digest, Instant, WorkerId,
+    worker::{LoadError, ModelSpec, Settings},
+};
+use warmset_engine::protocol::EngineKind;
+
+/// Monotonic time since the server began. Copies share their origin, so that instants of different parts compare.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    origin: std::time::Instant,
+}
+
+impl Clock {
+    /// A clock whose origin is `origin`.
+    pub fn since(origin: std::time::Instant) -> Self {
+        Self { origin }
+    }
+
+    /// A clock whose origin is now.
+    pub fn start() -> Self {
+        Self::since(std::time::Instant::now())
+    }
+
+    /// Time since the origin.
+    pub fn now(&self) -> Instant {
+        Instant::after(self.origin.elapsed())
+    }
+
+    /// How long until `instant`; zero if it has passed.
+    pub fn until(&self, instant: Instant) -> Duration {
+        instant.since(self.now())
+    }
+}
+
+/// The port to the artifacts on this machine.
+pub trait Artifacts: Send + Sync {
+    /// Whether the files of this digest are what the digest says. Called on a thread that may block, before each load.
+    fn verify(&self, digest: &Digest) -> Result<(), LoadError>;
+}
+
+/// What a worker needs to load one model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// What the machine decides on.
+    pub spec: ModelSpec,
+    /// The implementation.
+    pub engine: EngineKind,
+    /// The artifact's files, the first one being the one to open. Immutable.
+    pub files: Vec<PathBuf>,
+    /// Tokens one sequence may hold; 0 takes the model's own limit.
+    pub context_tokens: u32,
+}
+
+/// What a worker is.
+pub struct AgentConfig {
+    /// Its identity in replies.
+    pub worker: WorkerId,
+    /// The limits it lives within.
+    pub settings: Settings,
+    /// The program that is started again, with the argument `engine`, as engine process.
+    pub program: PathBuf,
+    /// Directory for the logs of engines (`logs/<digest>.log`). Created if missing.
+    pub data_dir: PathBuf,
+    /// The kind of machine, under which measurements are kept.
+    pub worker_type: String,
+    /// Whether an initialised engine process waits for the next load.
+    pub spare: bool,
+    /// Where to write down every event, for replay.
+    pub record: Option<PathBuf>,
+    /// The artifacts of this machine.
+    pub artifacts: Arc<dyn Artifacts>,
+    /// The clock of the server.
+    pub clock: Clock,
+}
+
+/// Why an agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A directory or file that it needs.
+    #[error("cannot use {path}: {source}; check that the directory exists and can be written")]
+    File {
+        /// What could not be used.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The thread that starts engines.
+    #[error("cannot start the thread that starts engines: {0}")]
+    Thread(std::io::Error),
+}

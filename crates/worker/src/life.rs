@@ -1,0 +1,378 @@
+//! One engine process, from the order to load to the end of the process: a task of its own.
+//!
+//! What the engine says to callers goes from here straight to them. The run loop hears of starts, ends and counts. At
+//! the end every caller has had exactly one last answer, and the loop is told last of all.
+
+use crate::{
+    config::ModelConfig,
+    handle::Command,
+    requests::Waiting,
+    spare::{self, Spare},
+};
+use std::{
+    collections::HashMap,
+    future::Future,
+    path::PathBuf,
+    pin::Pin,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use warmset_core::{
+    Bytes, Digest, Footprint, RequestId,
+    inference::{Reply, Work},
+    worker::{CancelCause, Event, Exit, Generation, KvSource, LoadError, LoadTimings, Rejection},
+};
+use warmset_engine::{
+    measure::Measurement,
+    process::{EngineProcess, Launcher},
+    protocol::{FromEngine, KvGrant, LoadRequest, LoadedInfo, ToEngine},
+};
+
+/// Measurements asked for within this time are made once.
+const MEASURE_PAUSE: Duration = Duration::from_millis(50);
+/// An engine that has closed its socket is ending; this is how long it may take.
+const END_GRACE: Duration = Duration::from_secs(2);
+
+/// What the run loop tells a life.
+pub(crate) enum Order {
+    Start { request: RequestId, caller: Waiting, started: Reply },
+    Grant { request: RequestId, source: KvSource },
+    Abort { request: RequestId },
+    SetThreads { threads: u32 },
+    Measure,
+    Stop,
+    Kill,
+}
+
+/// What a life begins with.
+pub(crate) struct Birth {
+    pub(crate) generation: Generation,
+    pub(crate) model: ModelConfig,
+    /// Device indices; 1 is the first accelerator.
+    pub(crate) accelerators: Vec<usize>,
+    pub(crate) memory_cap: Option<Bytes>,
+    pub(crate) threads: u32,
+    pub(crate) verify_seconds: f64,
+    pub(crate) log: PathBuf,
+    pub(crate) spare: Option<Spare>,
+    pub(crate) launcher: Launcher,
+    pub(crate) commands: UnboundedSender<Command>,
+}
+
+/// A caller that an engine works for.
+struct Caller {
+    replies: UnboundedSender<Reply>,
+    output_started: bool,
+    /// It hung up, and the loop was told.
+    gone: bool,
+}
+
+type Measuring = Pin<Box<dyn Future<Output = std::io::Result<Measurement>> + Send>>;
+
+struct Life {
+    birth: Birth,
+    digest: Digest,
+    began: Instant,
+    callers: HashMap<RequestId, Caller>,
+    /// Facts about the model, once loaded.
+    info: Option<LoadedInfo>,
+    /// Seconds from the order to load to the model being loaded.
+    loaded_after: Duration,
+    reported_loaded: bool,
+    measuring: Option<Measuring>,
+    measure_at: Option<tokio::time::Instant>,
+}
+
+/// Lives a whole life. `orders` ends when the run loop does; then the process is killed.
+pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
+    let digest = birth.model.spec.digest;
+    let mut life = Life {
+        birth,
+        digest,
+        began: Instant::now(),
+        callers: HashMap::new(),
+        info: None,
+        loaded_after: Duration::ZERO,
+        reported_loaded: false,
+        measuring: None,
+        measure_at: None,
+    };
+    let exit = match life.begin(&mut orders).await {
+        Ok(process) => life.accompany(process, &mut orders).await,
+        Err(exit) => exit,
+    };
+    orders.close();
+    while let Ok(order) = orders.try_recv() {
+        if let Order::Start { request, caller, .. } = order {
+            life.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
+        }
+    }
+    life.tell_lost(&exit);
+    life.tell(Command::LifeEnded(digest, life.birth.generation, exit));
+}
+
+impl Life {
+    /// Gets a process, caps it, tells it what to load.
+    async fn begin(&mut self, orders: &mut UnboundedReceiver<Order>) -> Result<EngineProcess, Exit> {
+        let (launcher, log) = (self.birth.launcher.clone(), self.birth.log.clone());
+        let spare = self.birth.spare.take();
+        let getting = async move {
+            let waiting = match spare {
+                Some(spare) => spare.take().await,
+                None => None,
+            };
+            match waiting {
+                Some(process) => Ok(process),
+                None => spare::spawn(&launcher, log).await,
+            }
+        };
+        tokio::pin!(getting);
+        let process = loop {
+            tokio::select! {
+                process = &mut getting => break process,
+                order = orders.recv() => match order {
+                    // Dropping the future ends what it has started.
+                    None | Some(Order::Kill | Order::Stop) => return Err(Exit::Crashed("given up as it started".into())),
+                    Some(_) => {}
+                },
+            }
+        };
+        let process = process.map_err(|error| self.fail(error.to_string(), false))?;
+        process.log_to(self.birth.log.clone());
+        if let Some(bytes) = self.birth.memory_cap {
+            match process.limit_memory(bytes) {
+                Ok(limit) => tracing::debug!(digest = %self.digest, bytes, by = limit.as_str(), "memory capped"),
+                Err(error) => {
+                    return Err(self.fail(format!("cannot cap the memory of an engine: {error}"), false));
+                }
+            }
+        }
+        let to_accelerator = |device: &usize| u32::try_from(device.saturating_sub(1)).unwrap_or(u32::MAX);
+        process.send(ToEngine::Load(LoadRequest {
+            engine: self.birth.model.engine,
+            files: self.birth.model.files.clone(),
+            context_tokens: self.birth.model.context_tokens,
+            parallel: self.birth.model.spec.parallel,
+            threads: self.birth.threads,
+            accelerators: self.birth.accelerators.iter().map(to_accelerator).collect(),
+        }));
+        Ok(process)
+    }
+
+    /// Reports a load that failed before the engine could say so.
+    fn fail(&self, message: String, permanent: bool) -> Exit {
+        self.report(Event::LoadFailed {
+            digest: self.digest,
+            generation: self.birth.generation,
+            error: LoadError { message: message.clone(), permanent },
+        });
+        Exit::Crashed(message)
+    }
+
+    /// Passes messages in both directions until the process is gone.
+    async fn accompany(&mut self, mut process: EngineProcess, orders: &mut UnboundedReceiver<Order>) -> Exit {
+        let exited = process.exited();
+        tokio::pin!(exited);
+        let mut socket_open = true;
+        let mut orders_open = true;
+        let mut end_by: Option<tokio::time::Instant> = None;
+        loop {
+            tokio::select! {
+                order = orders.recv(), if orders_open => match order {
+                    Some(order) => self.obey(order, &process),
+                    None => {
+                        orders_open = false;
+                        process.kill();
+                    }
+                },
+                message = process.receive(), if socket_open => match message {
+                    Ok(Some(message)) => self.hear(message, &process),
+                    Ok(None) => {
+                        socket_open = false;
+                        end_by = Some(tokio::time::Instant::now() + END_GRACE);
+                    }
+                    Err(error) => {
+                        tracing::error!(digest = %self.digest, %error, "an engine broke the protocol and is killed");
+                        socket_open = false;
+                        process.kill();
+                    }
+                },
+                exit = &mut exited => {
+                    // What it said before it ended is still in the socket.
+                    while socket_open && let Ok(Some(message)) = process.receive().await {
+                        self.hear(message, &process);
+                    }
+                    return exit;
+                },
+                measured = until_done(&mut self.measuring) => {
+                    self.measuring = None;
+                    self.report_measured(measured);
+                },
+                () = until(self.measure_at) => {
+                    self.measure_at = None;
+                    self.measuring = Some(self.measure(process.pid()));
+                },
+                () = until(end_by) => {
+                    end_by = None;
+                    process.kill();
+                },
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order, process: &EngineProcess) {
+        match order {
+            Order::Start { request, caller, started } => {
+                // A caller that is gone shows at its first piece of text.
+                let _ = caller.replies.send(started);
+                self.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
+                process.send(match caller.work {
+                    Work::Generate(job) => ToEngine::Generate { request: request.0, job },
+                    Work::Embed { inputs } => ToEngine::Embed { request: request.0, inputs },
+                });
+            }
+            Order::Grant { request, source: KvSource::Recompute } => {
+                process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute });
+            }
+            Order::Abort { request } => process.send(ToEngine::Cancel { request: request.0 }),
+            Order::SetThreads { threads } => process.send(ToEngine::SetThreads { threads }),
+            Order::Measure => {
+                if self.measure_at.is_none() {
+                    self.measure_at = Some(tokio::time::Instant::now() + MEASURE_PAUSE);
+                }
+            }
+            Order::Stop => process.send(ToEngine::Stop),
+            Order::Kill => process.kill(),
+        }
+    }
+
+    fn hear(&mut self, message: FromEngine, process: &EngineProcess) {
+        let (digest, generation) = (self.digest, self.birth.generation);
+        match message {
+            FromEngine::LoadProgress { fraction } => self.tell(Command::LoadProgress(digest, fraction)),
+            FromEngine::Loaded(info) => {
+                self.loaded_after = self.began.elapsed();
+                self.info = Some(info);
+                self.measuring = Some(self.measure(process.pid()));
+            }
+            FromEngine::LoadFailed { message, permanent } => {
+                self.report(Event::LoadFailed { digest, generation, error: LoadError { message, permanent } });
+            }
+            FromEngine::Prepared { request, prompt_tokens } => {
+                self.report(Event::Prepared { request: RequestId(request), prompt_tokens });
+            }
+            FromEngine::Delta { request, choice, text } => {
+                self.answer(RequestId(request), Reply::Delta { choice, text });
+            }
+            FromEngine::ChoiceDone { request, choice, finish } => {
+                self.answer(RequestId(request), Reply::ChoiceDone { choice, finish });
+            }
+            FromEngine::Done { request, usage, timings } => {
+                self.answer_last(RequestId(request), Reply::Done { usage, timings });
+            }
+            FromEngine::Embedded { request, vectors, prompt_tokens } => {
+                self.answer_last(RequestId(request), Reply::Embedded { vectors, prompt_tokens });
+            }
+            FromEngine::Failed { request, kind, message, param } => {
+                self.answer_last(RequestId(request), Reply::Failed { kind, message, param });
+            }
+            FromEngine::Beat => self.report(Event::Progress { digest, generation }),
+            FromEngine::ThreadsHeld { threads } => self.report(Event::ThreadsHeld { digest, generation, threads }),
+            FromEngine::Hello { .. } => {}
+        }
+    }
+
+    fn answer(&mut self, request: RequestId, reply: Reply) {
+        // The engine may still speak of a request that was answered already.
+        let Some(caller) = self.callers.get_mut(&request) else { return };
+        caller.output_started = true;
+        if caller.replies.send(reply).is_err() && !std::mem::replace(&mut caller.gone, true) {
+            self.tell(Command::Cancel(request, CancelCause::Disconnected));
+        }
+    }
+
+    fn answer_last(&mut self, request: RequestId, reply: Reply) {
+        if let Some(caller) = self.callers.remove(&request) {
+            // A caller that is gone needs no answer.
+            let _ = caller.replies.send(reply);
+            self.tell(Command::Answered(request));
+        }
+    }
+
+    /// Whoever is still waiting for this engine has lost it.
+    fn tell_lost(&mut self, exit: &Exit) {
+        let message = match exit {
+            Exit::Stopped => "the engine stopped".to_owned(),
+            Exit::Crashed(reason) => format!("the engine ended: {reason}"),
+        };
+        for (_, caller) in self.callers.drain() {
+            let rejection = Rejection::EngineLost { message: message.clone(), output_started: caller.output_started };
+            // A caller that is gone needs no answer.
+            let _ = caller.replies.send(Reply::Rejected(rejection));
+        }
+    }
+
+    /// Reads the figures of the operating system, on a thread that may block.
+    fn measure(&self, pid: u32) -> Measuring {
+        let files = self.birth.model.files.clone();
+        let reading = tokio::task::spawn_blocking(move || Measurement::of(pid, &files));
+        Box::pin(async move { reading.await.map_err(std::io::Error::other).flatten() })
+    }
+
+    fn report_measured(&mut self, measured: std::io::Result<Measurement>) {
+        let (digest, generation) = (self.digest, self.birth.generation);
+        let Some(info) = &self.info else { return };
+        let measured = match measured {
+            Ok(measured) => measured,
+            // Most likely it has just ended, and its end is reported as such.
+            Err(error) => {
+                tracing::warn!(%digest, %error, "an engine cannot be measured");
+                if !self.reported_loaded {
+                    self.fail(format!("cannot measure the loaded engine: {error}"), false);
+                }
+                return;
+            }
+        };
+        let (mut steady, mut peak) = (measured.steady(&info.accelerator_bytes), measured.peak(&info.accelerator_bytes));
+        if let Some(declared) = info.declared_host_bytes {
+            let footprint = |bytes| Footprint { private_host_bytes: bytes, shared_host_bytes: 0, ..steady.clone() };
+            (steady, peak) = (footprint(declared.steady_bytes), footprint(declared.peak_bytes));
+        }
+        if std::mem::replace(&mut self.reported_loaded, true) {
+            return self.report(Event::Measured { digest, generation, steady });
+        }
+        let load_seconds = (self.loaded_after.as_secs_f64() - info.warm_up_seconds).max(0.0);
+        let timings = LoadTimings {
+            fetch_seconds: 0.0,
+            verify_seconds: self.birth.verify_seconds,
+            load_seconds,
+            warm_up_seconds: info.warm_up_seconds,
+        };
+        self.report(Event::Loaded { digest, generation, peak, steady, timings });
+    }
+
+    fn report(&self, event: Event) {
+        self.tell(Command::Event(event));
+    }
+
+    fn tell(&self, command: Command) {
+        // Without a run loop there is nobody to tell; the orders have ended too.
+        let _ = self.birth.commands.send(command);
+    }
+}
+
+/// Resolves when the measurement is done; never without one.
+async fn until_done(measuring: &mut Option<Measuring>) -> std::io::Result<Measurement> {
+    match measuring {
+        Some(measuring) => measuring.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves at an instant; never without one.
+async fn until(instant: Option<tokio::time::Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
