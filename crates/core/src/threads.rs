@@ -98,9 +98,10 @@ impl ThreadLeases {
         }
     }
 
-    /// Since when an engine has its present turn, if it has one.
-    pub fn turn_since(&self, digest: Digest) -> Option<Instant> {
-        self.leases.get(&digest).filter(|lease| lease.has_turn()).map(|lease| lease.turn_since)
+    /// Rounds in which everybody who has work gets a turn: 1 while there are cores for all.
+    pub fn rounds(&self) -> u32 {
+        let busy = self.leases.values().filter(|lease| lease.is_busy()).count();
+        u32::try_from(busy).unwrap_or(u32::MAX).div_ceil(self.cores).max(1)
     }
 
     /// When turns change next, if engines wait for one.
@@ -143,7 +144,11 @@ impl ThreadLeases {
         let count = u32::try_from(busy.len()).unwrap_or(u32::MAX);
         if count <= self.cores {
             let (share, extra) = (self.cores / count.max(1), self.cores % count.max(1));
-            return busy.iter().zip(0..).map(|((digest, _), rank)| (*digest, share + u32::from(rank < extra))).collect();
+            return busy
+                .iter()
+                .zip(0..)
+                .map(|((digest, _), rank)| (*digest, share + u32::from(rank < extra)))
+                .collect();
         }
         // Whoever has used up its quantum goes behind those who wait; who has waited longest comes first.
         busy.sort_by_key(|(digest, lease)| {
@@ -241,6 +246,7 @@ mod tests {
             now = leases.next_timer().expect("others wait");
         }
         assert_eq!(turns, [1, 2, 3, 1, 2, 3, 1]);
+        assert_eq!(leases.rounds(), 3);
     }
 
     /// Engines as they really behave: messages arrive in order, take effect at a step, and are confirmed later.

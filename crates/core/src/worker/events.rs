@@ -317,7 +317,7 @@ impl Worker {
     }
 
     /// A ready engine died: started again at once the first time, after a pause when it keeps dying.
-    fn note_crash(&mut self, now: Instant, digest: Digest, message: String, actions: &mut Vec<Action>) {
+    pub(super) fn note_crash(&mut self, now: Instant, digest: Digest, message: String, actions: &mut Vec<Action>) {
         let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
         let Some(model) = self.models.get_mut(&digest) else { return };
         let error = LoadError { message: format!("the engine keeps dying: {message}"), permanent: false };
@@ -350,8 +350,9 @@ impl Worker {
                 "its memory grew from {} to {} bytes while running, beyond the limit of {limit}",
                 life.private_at_ready, steady.private_host_bytes
             );
-            actions.push(Action::Tell(Fact::EngineCrashed { digest, message }));
+            actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
             self.kill(now, digest, EvictionReason::OverBudget, actions);
+            self.note_crash(now, digest, message, actions);
         }
     }
 

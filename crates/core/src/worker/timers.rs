@@ -60,8 +60,9 @@ impl Worker {
             Expiry::Hanging => {
                 let seconds = self.settings.hang_deadline.as_secs_f64();
                 let message = format!("no step for {seconds} seconds with work to do");
-                actions.push(Action::Tell(Fact::EngineCrashed { digest, message }));
+                actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
                 self.kill(now, digest, EvictionReason::Abandoned, actions);
+                self.note_crash(now, digest, message, actions);
             }
             Expiry::KeepAliveOver => self.stop(now, digest, EvictionReason::KeepAlive, actions),
             Expiry::MeasureDue => {
@@ -85,10 +86,9 @@ impl Worker {
                 let interval = settings.measure_interval.max(MEASURE_INTERVAL_MIN);
                 let measure = Some((life.measured_at + interval, Expiry::MeasureDue));
                 if !model.is_idle() {
-                    let turn = self.threads.turn_since(model.spec.digest);
-                    let hang =
-                        turn.map(|turn| (turn.max(life.last_progress) + settings.hang_deadline, Expiry::Hanging));
-                    return [hang, measure];
+                    // An engine that shares the cores makes its steps in its turns only.
+                    let deadline = settings.hang_deadline.saturating_mul(self.threads.rounds());
+                    return [Some((life.last_progress + deadline, Expiry::Hanging)), measure];
                 }
                 let kept = model.spec.pin || !matches!(model.phase, Phase::Ready(_)) || !model.waiting.is_empty();
                 let keep_alive = model.spec.keep_alive.filter(|_| !kept);
