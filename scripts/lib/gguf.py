@@ -1,0 +1,103 @@
+"""Writes GGUF files that lie, for the tests of what refuses them, and rewrites the metadata of real ones."""
+
+import struct
+
+MAGIC = b"GGUF"
+UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
+SIZES = {UINT8: 1, INT8: 1, UINT16: 2, INT16: 2, UINT32: 4, INT32: 4, FLOAT32: 4, BOOL: 1, UINT64: 8, INT64: 8, FLOAT64: 8}
+DEFAULT_ALIGNMENT = 32
+
+
+def string(text):
+    encoded = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def header(tensors=0, pairs=0, version=3, magic=MAGIC):
+    return magic + struct.pack("<IQQ", version, tensors, pairs)
+
+
+def pair(key, kind, payload):
+    return string(key) + struct.pack("<I", kind) + payload
+
+
+def tensor(name, dimensions, kind=0, offset=0):
+    packed = b"".join(struct.pack("<Q", size) for size in dimensions)
+    return string(name) + struct.pack("<I", len(dimensions)) + packed + struct.pack("<IQ", kind, offset)
+
+
+def hostile_files():
+    """(name, bytes): files whose headers promise what cannot be."""
+    architecture = pair("general.architecture", STRING, string("llama"))
+    huge = 1 << 63
+    real = tensor("token_embd.weight", [32, 32])
+    return {
+        "empty": b"",
+        "magic-only": MAGIC,
+        "wrong-magic": header(magic=b"GGML") + bytes(64),
+        "big-endian": MAGIC + struct.pack(">IQQ", 3, 0, 0),
+        "version-99": header(version=99) + bytes(64),
+        "tensor-count": header(tensors=huge) + bytes(64),
+        "pair-count": header(pairs=huge) + bytes(64),
+        "array-length": header(pairs=1) + pair("a", ARRAY, struct.pack("<IQ", UINT8, huge)),
+        "array-of-arrays": header(pairs=1) + pair("a", ARRAY, struct.pack("<IQ", ARRAY, 4) + bytes(64)),
+        "string-length": header(pairs=1) + struct.pack("<Q", huge) + b"x",
+        "value-type": header(pairs=1) + pair("a", 77, bytes(64)),
+        "alignment-2-31": header(1, 2) + architecture + pair("general.alignment", UINT32, struct.pack("<I", 1 << 31)) + real,
+        "alignment-0": header(1, 2) + architecture + pair("general.alignment", UINT32, struct.pack("<I", 0)) + real,
+        "architecture-type": header(1, 1) + pair("general.architecture", UINT32, struct.pack("<I", 7)) + real + bytes(8192),
+        "dimension-product": header(1, 1) + architecture + tensor("token_embd.weight", [1 << 32, 1 << 32, 1 << 32]) + bytes(64),
+        "dimension-count": header(1, 1) + architecture + string("t") + struct.pack("<I", 1 << 30) + bytes(64),
+        "outside": header(1, 1) + architecture + tensor("token_embd.weight", [32, 32], offset=1 << 40) + bytes(64),
+        "overlap": header(2, 1) + architecture + tensor("a", [1024]) + tensor("b", [1024], offset=32) + bytes(8192),
+        "same-name": header(2, 1) + architecture + tensor("a", [8]) + tensor("a", [8], offset=32) + bytes(128),
+        "tensor-type": header(1, 1) + architecture + tensor("a", [32], kind=9999) + bytes(256),
+        "no-data": header(1, 1) + architecture + real,
+    }
+
+
+def value_end(data, kind, at):
+    """Where the value of this kind that begins at `at` ends."""
+    if kind in SIZES:
+        return at + SIZES[kind]
+    if kind == STRING:
+        return at + 8 + struct.unpack_from("<Q", data, at)[0]
+    item, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if item in SIZES:
+        return at + SIZES[item] * count
+    for _ in range(count):
+        at = value_end(data, item, at)
+    return at
+
+
+def with_chat_template(source, target, template):
+    """Copies a real model with another chat template."""
+    data = source.read_bytes()
+    magic, version, tensors, pairs = struct.unpack_from("<4sIQQ", data)
+    assert magic == MAGIC
+    at, kept, alignment = 24, b"", DEFAULT_ALIGNMENT
+    for _ in range(pairs):
+        begin = at
+        length = struct.unpack_from("<Q", data, at)[0]
+        key = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        kind = struct.unpack_from("<I", data, at)[0]
+        end = value_end(data, kind, at + 4)
+        if key == b"general.alignment":
+            alignment = struct.unpack_from("<I", data, at + 4)[0]
+        if key == b"tokenizer.chat_template":
+            kept += pair(key, STRING, string(template))
+        else:
+            kept += data[begin:end]
+        at = end
+    infos_begin = at
+    for _ in range(tensors):
+        at += 8 + struct.unpack_from("<Q", data, at)[0]
+        at += 4 + 8 * struct.unpack_from("<I", data, at)[0] + 12
+    infos = data[infos_begin:at]
+    body = data[-(-at // alignment) * alignment :]
+    new = struct.pack("<4sIQQ", magic, version, tensors, pairs) + kept + infos
+    new += bytes(-len(new) % alignment)
+    target.write_bytes(new + body)
+    return target
