@@ -138,7 +138,8 @@ fn every_schedule_keeps_the_invariants_and_answers_everybody() {
         assert!(unanswered.is_empty(), "seed {seed}: {unanswered:?}\n{:#?}", world.worker.ledger(world.now));
         let running = world.worker.ledger(world.now).iter().map(|line| line.in_flight + line.waiting).sum::<u32>();
         assert_eq!(running, 0, "seed {seed}: nobody is left running or waiting");
-        let late = world.answers.values().filter(|answer| matches!(answer, Answer::Finished { at, .. } if *at > world.now));
+        let late =
+            world.answers.values().filter(|answer| matches!(answer, Answer::Finished { at, .. } if *at > world.now));
         assert_eq!(late.count(), 0, "seed {seed}");
     }
 }

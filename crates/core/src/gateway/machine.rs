@@ -152,6 +152,11 @@ impl Gateway {
         }
     }
 
+    /// The limits it lives within.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Waiting requests per class, in the order of [`Priority::ALL`].
     pub fn queue_depth(&self) -> [u32; 3] {
         self.waiting
@@ -175,6 +180,11 @@ impl Gateway {
     /// Requests it still keeps, waiting or at workers.
     pub fn requests(&self) -> usize {
         self.requests.len()
+    }
+
+    /// Whether it still keeps this request, waiting or at a worker.
+    pub fn keeps(&self, request: RequestId) -> bool {
+        self.requests.contains_key(&request)
     }
 
     /// Workers that can be used.

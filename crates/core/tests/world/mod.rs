@@ -10,8 +10,8 @@ use std::{
 use warmset_core::{
     Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
     worker::{
-        Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, Rejection, Settings,
-        StartKind, Worker,
+        Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState, Rejection,
+        Settings, StartKind, Worker,
     },
 };
 
@@ -137,6 +137,17 @@ pub enum Answer {
     Gone,
 }
 
+/// What a worker lets its gateway know.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Note {
+    Started(RequestId, StartKind),
+    Ended(RequestId),
+    /// It was waiting when its caller left, and is forgotten.
+    Dropped(RequestId),
+    Rejected(RequestId, Rejection),
+    State(Digest, ModelState),
+}
+
 #[derive(Debug, Clone)]
 struct Process {
     digest: Digest,
@@ -152,6 +163,9 @@ pub struct World {
     pub answers: BTreeMap<RequestId, Answer>,
     pub facts: Vec<(Instant, Fact)>,
     pub log: Vec<(Instant, Event, Vec<Action>)>,
+    /// For a gateway, oldest first.
+    pub notes: Vec<Note>,
+    live: BTreeSet<RequestId>,
     queue: BTreeMap<(Instant, u64), Event>,
     processes: BTreeMap<Generation, Process>,
     requests: BTreeMap<RequestId, Digest>,
@@ -170,6 +184,8 @@ impl World {
             answers: BTreeMap::new(),
             facts: vec![],
             log: vec![],
+            notes: vec![],
+            live: BTreeSet::new(),
             queue: BTreeMap::new(),
             processes: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -207,11 +223,19 @@ impl World {
             self.cancelled.insert(request);
             self.answers.insert(request, Answer::Gone);
         }
+        if !self.live.contains(&request) {
+            self.notes.push(Note::Dropped(request));
+        }
         self.feed(Event::Cancelled { request, cause });
     }
 
     /// Gives the machine one event, checks it, and does what it asks.
     pub fn feed(&mut self, event: Event) {
+        if let Event::Finished { request } = &event
+            && self.live.remove(request)
+        {
+            self.notes.push(Note::Ended(*request));
+        }
         let mut actions = vec![];
         self.worker.handle(self.now, event.clone(), &mut actions);
         self.log.push((self.now, event, actions.clone()));
@@ -229,28 +253,31 @@ impl World {
         self.queue.insert((self.now + delay, self.sequence), event);
     }
 
+    /// When something happens next.
+    pub fn next_at(&self) -> Option<Instant> {
+        let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
+        let timer = self.worker.next_timer();
+        assert!(timer.is_none_or(|at| at > self.now), "a timer in the past");
+        queued.into_iter().chain(timer).min()
+    }
+
+    /// Lets the next thing happen.
+    pub fn step(&mut self) {
+        let Some(next) = self.next_at() else { return };
+        self.now = next;
+        match self.queue.first_key_value() {
+            Some(((at, _), _)) if *at == next => {
+                let (_, event) = self.queue.pop_first().expect("it was first");
+                self.feed(event);
+            }
+            _ => self.feed(Event::Timer),
+        }
+    }
+
     /// Runs until `until`, or until nothing is left to happen.
     pub fn run_until(&mut self, until: Instant) {
-        loop {
-            let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
-            let timer = self.worker.next_timer();
-            assert!(timer.is_none_or(|at| at > self.now), "a timer in the past");
-            let next = match (queued, timer) {
-                (Some(queued), Some(timer)) => queued.min(timer),
-                (Some(only), None) | (None, Some(only)) => only,
-                (None, None) => break,
-            };
-            if next > until {
-                break;
-            }
-            self.now = next;
-            match queued {
-                Some(at) if at == next => {
-                    let (_, event) = self.queue.pop_first().expect("it was first");
-                    self.feed(event);
-                }
-                _ => self.feed(Event::Timer),
-            }
+        while self.next_at().is_some_and(|next| next <= until) {
+            self.step();
         }
         self.now = self.now.max(until);
     }
@@ -284,7 +311,11 @@ impl World {
                     self.later(Duration::from_millis(5), Event::Finished { request });
                 }
             }
-            Action::Reject { request, rejection } => self.answer(request, Answer::Rejected { rejection, at: self.now }),
+            Action::Reject { request, rejection } => {
+                self.live.remove(&request);
+                self.notes.push(Note::Rejected(request, rejection.clone()));
+                self.answer(request, Answer::Rejected { rejection, at: self.now });
+            }
             Action::SetThreads { digest, generation, threads } => {
                 self.later(Duration::from_millis(2), Event::ThreadsHeld { digest, generation, threads });
             }
@@ -295,7 +326,12 @@ impl World {
                 }
             }
             Action::Grant { .. } => {}
-            Action::Tell(fact) => self.facts.push((self.now, fact)),
+            Action::Tell(fact) => {
+                if let Fact::StateChanged { digest, state } = &fact {
+                    self.notes.push(Note::State(*digest, *state));
+                }
+                self.facts.push((self.now, fact));
+            }
         }
     }
 
@@ -325,6 +361,8 @@ impl World {
         let number = *started;
         let process = self.processes.get_mut(&generation).expect("only a live engine is given work");
         process.running.insert(request, start);
+        self.live.insert(request);
+        self.notes.push(Note::Started(request, start));
         if behaviour.crash_at_request == Some(number) {
             let exit = Exit::Crashed("signal 11".into());
             self.later(behaviour.run / 2, Event::Exited { digest, generation, exit });
