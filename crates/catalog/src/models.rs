@@ -24,6 +24,8 @@ pub struct ModelSettings {
     pub priority: Priority,
     /// Requests running at once; none follows `parallel`.
     pub max_concurrency: Option<u32>,
+    /// How many of those only critical requests may use.
+    pub critical_reserve: u32,
     /// Sequences its engine runs at once.
     pub parallel: u32,
     /// Tokens one sequence may hold; 0 is the model's own limit. Also in the manifest.
@@ -36,8 +38,10 @@ pub struct ModelSettings {
     pub pool: PoolName,
     /// Unloaded after so many seconds without a request.
     pub keep_alive_seconds: Option<f64>,
-    /// Accelerators it needs, by device name; none runs on the processor.
-    pub devices: Vec<String>,
+    /// Accelerators it needs; 0 runs on the processor.
+    pub accelerators: u32,
+    /// Size and time of the source when it was taken, to see whether it has changed since.
+    pub source_stamp: Option<String>,
 }
 
 impl Default for ModelSettings {
@@ -47,13 +51,15 @@ impl Default for ModelSettings {
             pin: false,
             priority: Priority::Standard,
             max_concurrency: None,
+            critical_reserve: 0,
             parallel: 4,
             context_tokens: 0,
             memory_cap_bytes: None,
             cold: ColdPolicy::Wait,
             pool: PoolName::default_pool(),
             keep_alive_seconds: None,
-            devices: Vec::new(),
+            accelerators: 0,
+            source_stamp: None,
         }
     }
 }

@@ -36,13 +36,15 @@ async fn a_model_comes_back_as_it_was_added() {
         pin: true,
         priority: Priority::Critical,
         max_concurrency: Some(7),
+        critical_reserve: 1,
         parallel: 3,
         context_tokens: 2048,
         memory_cap_bytes: Some(u64::MAX),
         cold: ColdPolicy::Reject,
         pool: PoolName::new("small"),
         keep_alive_seconds: Some(0.5),
-        devices: vec!["gpu0".into()],
+        accelerators: 2,
+        source_stamp: Some("12 34".into()),
     };
     catalog.add_model(&new).await.unwrap();
     catalog.add_alias(&name("best"), &new.name).await.unwrap();
