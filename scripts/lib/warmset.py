@@ -433,9 +433,12 @@ class Events(threading.Thread):
 
     def run(self):
         with contextlib.suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
+            kind = None
             for line in self.response:
-                if line.startswith(b"data:"):
-                    self.events.append((time.monotonic(), json.loads(line[5:])))
+                if line.startswith(b"event:"):
+                    kind = line[6:].strip().decode()
+                elif line.startswith(b"data:"):
+                    self.events.append((time.monotonic(), {"type": kind, **json.loads(line[5:])}))
 
     def __enter__(self):
         self.start()

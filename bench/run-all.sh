@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Every benchmark, one after another.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for name in decode cold_start overhead; do
+    echo "bench/run $name" >&2
+    bench/run "$name"
+done
