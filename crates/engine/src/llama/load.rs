@@ -1,0 +1,204 @@
+//! Loading: check the header, read ahead, map, make a context, compute once.
+
+use super::{
+    context::{BATCH_TOKENS_MAX, Batch, Context, ContextOptions},
+    embed::CHUNK_TOKENS,
+    prefetch::prefetch,
+    sys::{self, Accelerator, Model},
+};
+use crate::{
+    gguf::{self, Header},
+    port::{LoadFailure, Report},
+    protocol::{FromEngine, LoadRequest, LoadedInfo},
+    template::{CHATML, ChatTemplate, TemplateError},
+};
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+/// Tokens per sequence where nobody says how many.
+const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
+/// The most sequences of one engine.
+pub(super) const PARALLEL_MAX: u32 = 64;
+/// Progress is reported at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The share of progress that reading a file ahead stands for, if it is not in memory yet.
+const READ_AHEAD_SHARE: f32 = 0.9;
+/// Tokens of the first, discarded computation.
+const WARM_UP_TOKENS: usize = 4;
+/// Token embeddings that llama.cpp pools by a score instead of a vector.
+const POOLING_RANK: u32 = 4;
+
+/// A model that is ready to answer.
+pub(super) struct Loaded {
+    pub(super) model: Rc<Model>,
+    pub(super) context: Context,
+    pub(super) template: Result<ChatTemplate, TemplateError>,
+    pub(super) info: LoadedInfo,
+    /// Whether one batch must hold whole inputs: the model pools them by itself.
+    pub(super) pools: bool,
+}
+
+fn permanent(message: String) -> LoadFailure {
+    LoadFailure { message, permanent: true }
+}
+
+/// Loads as asked. Everything that is the file's fault is permanent; a lack of memory is not.
+pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, LoadFailure> {
+    let begin = Instant::now();
+    let header = gguf::read_header_of_files(&request.files)
+        .map_err(|error| LoadFailure { permanent: error.is_permanent(), message: error.to_string() })?;
+    let accelerators = chosen_accelerators(&request.accelerators)?;
+    let free_before: Vec<u64> = accelerators.iter().map(Accelerator::free_bytes).collect();
+
+    let mut progress = Progress { report, last: None };
+    prefetch(&request.files, &mut |share| progress.tell(share * READ_AHEAD_SHARE));
+    let model = Model::load(&request.files, &accelerators, &mut |fraction| {
+        progress.tell(fraction);
+        true
+    });
+    let model = Rc::new(model.map_err(|message| load_failure(&message))?);
+    let options = context_options(&model, &header, request)?;
+    let mut context = Context::new(&model, &options).map_err(|message| load_failure(&message))?;
+    let load_seconds = begin.elapsed().as_secs_f64();
+
+    let pools = header.is_embedding_model();
+    let warm_up_begin = Instant::now();
+    warm_up(&model, &mut context, pools)?;
+    let accelerator_bytes = accelerators
+        .iter()
+        .zip(free_before)
+        .map(|(accelerator, before)| before.saturating_sub(accelerator.free_bytes()))
+        .collect();
+    let info = LoadedInfo {
+        architecture: header.architecture.clone(),
+        context_tokens: options.context_tokens,
+        parallel: options.sequences,
+        embedding_length: model.embedding_length() as u32,
+        has_chat_template: header.chat_template.is_some(),
+        generates: !pools,
+        kv_bytes_per_token: header.kv_bytes_per_token(),
+        accelerator_bytes,
+        declared_host_bytes: None,
+        load_seconds,
+        warm_up_seconds: warm_up_begin.elapsed().as_secs_f64(),
+    };
+    let template = chat_template(&model, &header);
+    Ok(Loaded { model, context, template, info, pools })
+}
+
+fn chosen_accelerators(indices: &[u32]) -> Result<Vec<Accelerator>, LoadFailure> {
+    let mut all: Vec<Option<Accelerator>> = sys::accelerators().into_iter().map(Some).collect();
+    let found = all.len();
+    indices
+        .iter()
+        .map(|index| {
+            all.get_mut(*index as usize).and_then(Option::take).ok_or_else(|| {
+                permanent(format!(
+                    "accelerator {index} was asked for, but this engine sees {found}; check the worker's devices"
+                ))
+            })
+        })
+        .collect()
+}
+
+fn context_options(model: &Model, header: &Header, request: &LoadRequest) -> Result<ContextOptions, LoadFailure> {
+    if model.is_encoder_decoder() {
+        return Err(permanent(format!(
+            "models of the architecture {:?} (encoder and decoder) are not supported",
+            header.architecture
+        )));
+    }
+    if header.pooling_type == Some(POOLING_RANK) {
+        return Err(permanent("this model scores pairs of texts (a reranker), which is not supported".into()));
+    }
+    if request.parallel > PARALLEL_MAX {
+        return Err(permanent(format!(
+            "parallel is {}, but at most {PARALLEL_MAX} sequences are possible",
+            request.parallel
+        )));
+    }
+    let own_limit = model.context_tokens().max(1);
+    let wanted = if request.context_tokens == 0 { CONTEXT_TOKENS_DEFAULT } else { request.context_tokens };
+    let context_tokens = wanted.min(own_limit);
+    let sequences = request.parallel.max(1);
+    let embeddings = header.is_embedding_model();
+    // A model that pools by itself must see an input whole.
+    let batch_tokens = if embeddings { context_tokens } else { BATCH_TOKENS_MAX };
+    Ok(ContextOptions {
+        context_tokens,
+        sequences,
+        threads: request.threads,
+        batch_tokens,
+        outputs: if embeddings { batch_tokens } else { sequences.max(CHUNK_TOKENS) },
+        embeddings,
+    })
+}
+
+/// Computes a few tokens and forgets them: the first real request finds threads, buffers and code in place.
+fn warm_up(model: &Model, context: &mut Context, pools: bool) -> Result<(), LoadFailure> {
+    let token = model.begin_token().or(model.end_token()).unwrap_or(0);
+    let mut batch = Batch::default();
+    for position in 0..WARM_UP_TOKENS {
+        batch.add(token, position, 0, pools || position + 1 == WARM_UP_TOKENS);
+    }
+    context.decode(&mut batch).map_err(|message| load_failure(&message))?;
+    context.clear();
+    Ok(())
+}
+
+/// The model's own template, or ChatML. A broken template does not keep the model from completing plain text.
+fn chat_template(model: &Model, header: &Header) -> Result<ChatTemplate, TemplateError> {
+    let source = header.chat_template.as_deref().unwrap_or(CHATML);
+    ChatTemplate::new(source, &model.text_of(model.begin_token()), &model.text_of(model.end_token()))
+}
+
+/// Tells a lack of memory, which may pass, from a file that will never load.
+fn load_failure(message: &str) -> LoadFailure {
+    const MEMORY_WORDS: [&str; 5] = ["alloc", "memory", "mmap", "mlock", "no space"];
+    let lower = message.to_lowercase();
+    let message = format!("llama.cpp: {message}");
+    LoadFailure { permanent: !MEMORY_WORDS.iter().any(|word| lower.contains(word)), message }
+}
+
+struct Progress<'a> {
+    report: Report<'a>,
+    last: Option<(Instant, f32)>,
+}
+
+impl Progress<'_> {
+    fn tell(&mut self, fraction: f32) {
+        let now = Instant::now();
+        let due = self.last.is_none_or(|(when, before)| now - when >= PROGRESS_INTERVAL && fraction > before);
+        if due {
+            self.last = Some((now, fraction));
+            (self.report)(FromEngine::LoadProgress { fraction: fraction.clamp(0.0, 1.0) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_never_goes_back_and_is_not_told_more_than_ten_times_a_second() {
+        let mut told = Vec::new();
+        let mut report = |message| told.push(message);
+        let mut progress = Progress { report: &mut report, last: None };
+        for step in 0..1000u16 {
+            progress.tell(f32::from(step) / 1000.0);
+        }
+        progress.last = Some((Instant::now() - PROGRESS_INTERVAL, 0.9));
+        progress.tell(0.5);
+        progress.tell(1.5);
+        assert_eq!(told, [FromEngine::LoadProgress { fraction: 0.0 }, FromEngine::LoadProgress { fraction: 1.0 }]);
+    }
+
+    #[test]
+    fn only_a_lack_of_memory_may_pass() {
+        assert!(!load_failure("failed to allocate buffer").permanent);
+        assert!(load_failure("unknown model architecture: 'x'").permanent);
+    }
+}

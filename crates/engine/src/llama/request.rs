@@ -1,0 +1,237 @@
+//! Requests on their way in: checked, tokenised, waiting for their grant.
+
+use super::{load::Loaded, sys::Token};
+use crate::{
+    protocol::{FailureKind, GenerateJob, Prompt, Sampling, TokensOrText},
+    template::TemplateError,
+};
+use std::time::{Duration, Instant};
+use warmset_core::inference::CHOICES_MAX;
+
+/// The most stop texts of one request.
+const STOPS_MAX: usize = 64;
+/// The longest stop text.
+const STOP_BYTES_MAX: usize = 4096;
+/// The most tokens with a bias.
+const BIASES_MAX: usize = 1024;
+/// The longest text that is tokenised.
+const TEXT_BYTES_MAX: usize = 32 << 20;
+/// The most inputs of one embedding request.
+const INPUTS_MAX: usize = 2048;
+
+/// Why a request fails: kind, message, and the parameter at fault.
+pub(super) struct Refusal {
+    pub(super) kind: FailureKind,
+    pub(super) message: String,
+    pub(super) param: Option<&'static str>,
+}
+
+impl Refusal {
+    fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::InvalidRequest, message: message.into(), param: Some(param) }
+    }
+
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Internal, message: message.into(), param: None }
+    }
+}
+
+/// A generation from its arrival to its last choice.
+pub(super) struct Generation {
+    pub(super) request: u64,
+    pub(super) job: Box<GenerateJob>,
+    pub(super) prompt: Vec<Token>,
+    pub(super) seed: u64,
+    pub(super) granted: bool,
+    /// Choices that have a sequence or had one.
+    pub(super) choices_started: u32,
+    /// Choices that are complete, in no order.
+    pub(super) choices_done: Vec<bool>,
+    pub(super) completion_tokens: u32,
+    /// The prompt's last logits, while choices are left that begin with them.
+    pub(super) first_logits: Option<Vec<f32>>,
+    pub(super) clock: Clock,
+}
+
+/// When things happened to a generation.
+pub(super) struct Clock {
+    pub(super) received: Instant,
+    pub(super) prefill_begin: Option<Instant>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+}
+
+impl Clock {
+    pub(super) fn token(&mut self, now: Instant) {
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+    }
+
+    pub(super) fn between(from: Option<Instant>, to: Option<Instant>) -> f64 {
+        from.zip(to).map(|(from, to)| to.saturating_duration_since(from)).unwrap_or(Duration::ZERO).as_secs_f64()
+    }
+}
+
+impl Generation {
+    /// Checks and tokenises a job.
+    pub(super) fn new(loaded: &Loaded, request: u64, job: Box<GenerateJob>) -> Result<Self, Refusal> {
+        let received = Instant::now();
+        if loaded.pools {
+            return Err(Refusal::invalid("model", "this model computes embeddings and cannot generate text"));
+        }
+        check(&job, loaded)?;
+        let prompt = tokenize(loaded, &job.prompt)?;
+        check_length(prompt.len(), loaded.info.context_tokens)?;
+        let choices = job.choices as usize;
+        Ok(Self {
+            request,
+            seed: job.sampling.seed.unwrap_or_else(draw_seed),
+            job,
+            prompt,
+            granted: false,
+            choices_started: 0,
+            choices_done: vec![false; choices],
+            completion_tokens: 0,
+            first_logits: None,
+            clock: Clock { received, prefill_begin: None, first_token: None, last_token: None },
+        })
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.granted && self.choices_started < self.job.choices
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.choices_done.iter().all(|done| *done)
+    }
+}
+
+fn draw_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+fn check_length(tokens: usize, context_tokens: u32) -> Result<(), Refusal> {
+    if tokens >= context_tokens as usize {
+        return Err(Refusal {
+            kind: FailureKind::ContextExceeded,
+            message: format!(
+                "the prompt has {tokens} tokens, but this model's context holds {context_tokens} and the answer needs at \
+                 least one; shorten the prompt"
+            ),
+            param: Some("messages"),
+        });
+    }
+    Ok(())
+}
+
+fn check(job: &GenerateJob, loaded: &Loaded) -> Result<(), Refusal> {
+    if job.choices == 0 || job.choices > CHOICES_MAX {
+        return Err(Refusal::invalid("n", format!("n must be between 1 and {CHOICES_MAX}")));
+    }
+    if job.stop.len() > STOPS_MAX || job.stop.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
+        return Err(Refusal::invalid("stop", format!("at most {STOPS_MAX} stop texts of {STOP_BYTES_MAX} bytes each")));
+    }
+    check_sampling(&job.sampling, loaded)
+}
+
+fn check_sampling(sampling: &Sampling, loaded: &Loaded) -> Result<(), Refusal> {
+    let within = |param: &'static str, value: f32, low: f32, high: f32| {
+        if value.is_finite() && (low..=high).contains(&value) {
+            Ok(())
+        } else {
+            Err(Refusal::invalid(param, format!("{param} must be between {low} and {high}")))
+        }
+    };
+    within("temperature", sampling.temperature, 0.0, 100.0)?;
+    within("top_p", sampling.top_p, 0.0, 1.0)?;
+    within("min_p", sampling.min_p, 0.0, 1.0)?;
+    within("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)?;
+    within("presence_penalty", sampling.presence_penalty, -2.0, 2.0)?;
+    within("repeat_penalty", sampling.repeat_penalty, 0.01, 100.0)?;
+    let vocabulary = loaded.model.vocabulary_tokens();
+    if sampling.logit_bias.len() > BIASES_MAX {
+        return Err(Refusal::invalid("logit_bias", format!("logit_bias has more than {BIASES_MAX} entries")));
+    }
+    for (token, bias) in &sampling.logit_bias {
+        if *token as usize >= vocabulary {
+            return Err(Refusal::invalid("logit_bias", format!("token {token} is not among the model's {vocabulary}")));
+        }
+        within("logit_bias", *bias, -100.0, 100.0)?;
+    }
+    Ok(())
+}
+
+fn tokenize(loaded: &Loaded, prompt: &Prompt) -> Result<Vec<Token>, Refusal> {
+    let mut tokens = match prompt {
+        Prompt::Chat { messages } => chat_tokens(loaded, messages)?,
+        Prompt::Text { text } => text_tokens(loaded, text, true, "prompt")?,
+        Prompt::Tokens { tokens } => given_tokens(loaded, tokens, "prompt")?,
+    };
+    if tokens.is_empty() {
+        // Something must be computed to get a first token from.
+        let begin = loaded.model.begin_token().or(loaded.model.end_token());
+        tokens.push(begin.ok_or_else(|| Refusal::invalid("prompt", "the prompt is empty"))?);
+    }
+    Ok(tokens)
+}
+
+fn chat_tokens(loaded: &Loaded, messages: &str) -> Result<Vec<Token>, Refusal> {
+    let failed = |error: &TemplateError| match error {
+        TemplateError::Messages(words) => Refusal::invalid("messages", words.clone()),
+        other => Refusal { kind: FailureKind::Template, message: other.to_string(), param: None },
+    };
+    let template = loaded.template.as_ref().map_err(failed)?;
+    let text = template.render(messages).map_err(|error| failed(&error))?;
+    let mut tokens = text_tokens(loaded, &text, false, "messages")?;
+    // Most templates write the begin token, some leave it to the tokenizer.
+    if let Some(begin) = loaded.model.begin_token().filter(|_| loaded.model.adds_begin_token()) {
+        if tokens.first() != Some(&begin) {
+            tokens.insert(0, begin);
+        }
+    }
+    Ok(tokens)
+}
+
+fn text_tokens(loaded: &Loaded, text: &str, add_special: bool, param: &'static str) -> Result<Vec<Token>, Refusal> {
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(Refusal::invalid(param, format!("the text is longer than {TEXT_BYTES_MAX} bytes")));
+    }
+    loaded.model.tokenize(text, add_special).map_err(Refusal::internal)
+}
+
+fn given_tokens(loaded: &Loaded, tokens: &[u32], param: &'static str) -> Result<Vec<Token>, Refusal> {
+    let vocabulary = loaded.model.vocabulary_tokens();
+    if let Some(unknown) = tokens.iter().find(|token| **token as usize >= vocabulary) {
+        return Err(Refusal::invalid(param, format!("token {unknown} is not among the model's {vocabulary}")));
+    }
+    Ok(tokens.iter().map(|token| *token as Token).collect())
+}
+
+/// Tokens of the inputs of an embedding request, each within the model's context.
+pub(super) fn embedding_tokens(loaded: &Loaded, inputs: &[TokensOrText]) -> Result<Vec<Vec<Token>>, Refusal> {
+    if inputs.is_empty() || inputs.len() > INPUTS_MAX {
+        return Err(Refusal::invalid("input", format!("input must hold 1 to {INPUTS_MAX} texts")));
+    }
+    let context_tokens = loaded.info.context_tokens;
+    inputs
+        .iter()
+        .map(|input| {
+            let tokens = match input {
+                TokensOrText::Text(text) => text_tokens(loaded, text, true, "input")?,
+                TokensOrText::Tokens(tokens) => given_tokens(loaded, tokens, "input")?,
+            };
+            if tokens.is_empty() {
+                return Err(Refusal::invalid("input", "an input is empty"));
+            }
+            if tokens.len() > context_tokens as usize {
+                let message = format!(
+                    "an input has {} tokens, but this model's context holds {context_tokens}; shorten it",
+                    tokens.len()
+                );
+                return Err(Refusal { kind: FailureKind::ContextExceeded, message, param: Some("input") });
+            }
+            Ok(tokens)
+        })
+        .collect()
+}

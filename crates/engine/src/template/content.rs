@@ -1,0 +1,96 @@
+//! OpenAI's messages as template values. Most templates add strings together, so lists of text parts become one text
+//! unless the template looks at parts itself.
+
+use super::{MESSAGES_MAX, TemplateError, text};
+use minijinja::Value;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Whether a template goes through the parts of a message by itself.
+pub(super) fn takes_parts(source: &str) -> bool {
+    let squeezed: String = source.chars().filter(|letter| !letter.is_whitespace()).collect();
+    [
+        "inmessage.content",
+        "inmessage['content']",
+        "inmessage[\"content\"]",
+        "incontent%}",
+        "incontent-%}",
+        "inm.content",
+        "inm['content']",
+    ]
+    .iter()
+    .any(|loop_over| squeezed.contains(loop_over))
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+    Nothing(()),
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    #[serde(default = "no_content")]
+    content: Content,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
+}
+
+fn no_content() -> Content {
+    Content::Nothing(())
+}
+
+/// Parses messages and brings their content into the form the template takes.
+pub(super) fn parse(messages: &str, takes_parts: bool) -> Result<Value, TemplateError> {
+    let messages: Vec<Message> = serde_json::from_str(messages)
+        .map_err(|error| TemplateError::Messages(format!("invalid messages: {error}")))?;
+    if messages.is_empty() {
+        return Err(TemplateError::Messages("messages must not be empty".into()));
+    }
+    if messages.len() > MESSAGES_MAX {
+        return Err(TemplateError::Messages(format!("more than {MESSAGES_MAX} messages")));
+    }
+    messages.into_iter().map(|message| to_value(message, takes_parts)).collect()
+}
+
+fn to_value(message: Message, takes_parts: bool) -> Result<Value, TemplateError> {
+    let content = match message.content {
+        Content::Text(words) => text(&words),
+        Content::Nothing(()) => text(""),
+        Content::Parts(parts) if takes_parts => {
+            parts.into_iter().map(|part| text_of(part).map(part_value)).collect::<Result<Value, _>>()?
+        }
+        Content::Parts(parts) => {
+            let texts = parts.into_iter().map(text_of).collect::<Result<Vec<_>, _>>()?;
+            text(&texts.join("\n"))
+        }
+    };
+    let mut fields: BTreeMap<String, Value> = message.rest;
+    fields.insert("role".into(), text(&message.role));
+    fields.insert("content".into(), content);
+    Ok(Value::from(fields))
+}
+
+fn text_of(part: Part) -> Result<String, TemplateError> {
+    match (part.kind.as_str(), part.text) {
+        ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
+        (kind, _) => {
+            Err(TemplateError::Messages(format!("content parts of type {kind:?} are not supported by this model")))
+        }
+    }
+}
+
+fn part_value(words: String) -> Value {
+    Value::from_iter([("type", text("text")), ("text", text(&words))])
+}
