@@ -320,7 +320,8 @@ def synthetic_pool(pool, directory, **models):
         cap = fields.pop("memory_cap", None)
         specs.append({"name": name, "source": synthetic_model(directory, name, 16 + len(name) / MEBIBYTE, **fields),
                       "engine": "synthetic", "memory_cap": cap})
-    return pool(memory="512MiB", reserve="64MiB", models=specs)
+    # Soon enough for a test, late enough for a machine that is busy with other things.
+    return pool(memory="512MiB", reserve="64MiB", models=specs, worker={"hang_deadline": "5s"})
 
 
 def neighbours_unharmed(server, name, action):
