@@ -225,7 +225,7 @@ def test_a_load_evicts_only_what_it_needs_cheapest_first_L7(pool, tmp_path):
 
 def test_two_hot_models_with_room_for_one_swap_at_a_bounded_rate_L8(pool, tmp_path):
     residency_seconds = 1.0
-    models = [spec(tmp_path, name, load_seconds=0.2, decode_seconds_per_token=0.002) for name in "ab"]
+    models = [spec(tmp_path, name, load_seconds=0.4, decode_seconds_per_token=0.002) for name in "ab"]
     knobs = {"minimum_seconds": residency_seconds, "thrash_window_seconds": 10, "thrash_threshold": 0.05}
     server = pool_for(pool, 1, 64, models, residency=knobs)
     outcomes = []
