@@ -189,13 +189,7 @@ fn play(seed: u64) -> Pool {
 
 #[test]
 fn every_caller_gets_exactly_one_last_word_and_all_permits_return() {
-    let seeds: Vec<u64> = match std::env::var("WARMSET_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) => {
-            let count = std::env::var("WARMSET_SEEDS").map_or(SEEDS_DEFAULT, |count| count.parse().expect("a number"));
-            (0..count).collect()
-        }
-    };
+    let seeds = world::seeds(SEEDS_DEFAULT);
     for seed in seeds {
         eprintln!("WARMSET_SEED={seed}");
         let pool = play(seed);

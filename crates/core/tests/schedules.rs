@@ -119,13 +119,7 @@ fn play(seed: u64) -> World {
 
 #[test]
 fn every_schedule_keeps_the_invariants_and_answers_everybody() {
-    let seeds: Vec<u64> = match std::env::var("WARMSET_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) => {
-            let count = std::env::var("WARMSET_SEEDS").map_or(SEEDS_DEFAULT, |count| count.parse().expect("a number"));
-            (0..count).collect()
-        }
-    };
+    let seeds = world::seeds(SEEDS_DEFAULT);
     let verbose = seeds.len() == 1;
     for seed in seeds {
         // Printed only when the test fails, and then it names the schedule.

@@ -37,6 +37,16 @@ impl Random {
     }
 }
 
+/// The seeds to play: one that was named, as many as were asked for, or the everyday number.
+#[expect(clippy::disallowed_methods, reason = "the length of a test run is chosen by whoever runs it")]
+pub fn seeds(everyday: u64) -> Vec<u64> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    match number("WARMSET_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("WARMSET_SEEDS").unwrap_or(everyday)).collect(),
+    }
+}
+
 pub fn at(milliseconds: u64) -> Instant {
     Instant::after(Duration::from_millis(milliseconds))
 }
