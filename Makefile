@@ -2,12 +2,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps models build demo test lint bench clean-models
+.PHONY: help deps models build demo test lint bench
 
 PYTHON := build/venv/bin/python
-MODELS := build/models
-REQUANTISED := $(MODELS)/SmolLM2-135M-Instruct.Q4_0.gguf $(MODELS)/SmolLM2-135M-Instruct.Q8_0.gguf \
-               $(MODELS)/SmolLM2-135M-Instruct.F16.gguf
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

@@ -7,7 +7,9 @@ base=build/models/SmolLM2-135M-Instruct
 for type in Q4_0 Q8_0 F16; do
     file=$base.$type.gguf
     [ -f "$file" ] && continue
+    # The whole workspace is named so that dependencies resolve to the features that everything else is built with.
+    cargo build -q --release --locked --workspace --example requantise
     echo "making $file" >&2
-    cargo run -q --release --locked -p warmset-engine --example requantise -- "$base.Q4_1.gguf" "$file.part" "$type"
+    target/release/examples/requantise "$base.Q4_1.gguf" "$file.part" "$type" >&2
     mv -f "$file.part" "$file"
 done
