@@ -138,6 +138,14 @@ fn every_schedule_keeps_the_invariants_and_answers_everybody() {
     }
 }
 
+/// Schedules that once broke something: 54 and 6688 left a hung engine alive for ever.
+#[test]
+fn schedules_that_once_failed_stay_mended() {
+    for seed in [54, 6688] {
+        assert_eq!(play(seed).unanswered(), [], "seed {seed}");
+    }
+}
+
 #[test]
 fn the_same_seed_twice_is_the_same_run() {
     for seed in 0..20 {

@@ -104,7 +104,7 @@ impl Worker {
     /// a correction came after the load began, and then nothing further begins.
     fn check_budget(&self, pool: &PoolName) -> Result<(), Violation> {
         let Some(capacity) = self.pools.get(pool).map(|pool| &pool.capacity) else { return Ok(()) };
-        let corrected = !self.overflow(pool).is_zero();
+        let corrected = !self.overflow(pool, None).is_zero();
         if !corrected && !self.held_in_pool(pool).fits_in(capacity) && self.began_load_at(pool) == Some(self.now) {
             return Err(Violation::OverBudget(pool.clone()));
         }

@@ -33,7 +33,7 @@ enum Reach {
 impl Worker {
     pub(super) fn plan_loads(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let due = self.due_models(now);
-        self.revive_needless_drains(now, &due);
+        self.revive_needless_drains(&due);
         let mut claims: Vec<(PoolName, Held)> = vec![];
         for digest in due {
             if self.loading_count() >= self.settings.concurrent_loads_max {
@@ -257,28 +257,24 @@ impl Worker {
         }
     }
 
-    /// Models drained for memory that nobody in their pool waits for any more serve on.
-    fn revive_needless_drains(&mut self, now: Instant, due: &[Digest]) {
+    /// Models drained for memory that nobody in their pool waits for any more serve on, if there is room for them.
+    fn revive_needless_drains(&mut self, due: &[Digest]) {
         let waiting_pools: Vec<PoolName> =
             due.iter().filter_map(|digest| self.models.get(digest)).map(|model| model.spec.pool.clone()).collect();
-        let over_budget: Vec<PoolName> =
-            self.pools.keys().filter(|name| !self.overflow(name).is_zero()).cloned().collect();
-        for digest in &self.active {
-            let Some(model) = self.models.get_mut(digest) else { continue };
-            if let Phase::Draining(life, EvictionReason::Memory) = &model.phase
-                && !waiting_pools.contains(&life.pool)
-                && !over_budget.contains(&life.pool)
-                && !self.draining
-            {
-                let mut life = life.clone();
-                life.last_progress = now;
+        for digest in self.active.clone() {
+            let Some(model) = self.models.get(&digest) else { continue };
+            let Phase::Draining(life, EvictionReason::Memory) = &model.phase else { continue };
+            let needed = waiting_pools.contains(&life.pool) || self.draining || model.forgotten;
+            let room = self.overflow(&life.pool, Some(&life.charge)).is_zero();
+            let life = life.clone();
+            if let Some(model) = self.models.get_mut(&digest).filter(|_| !needed && room) {
                 model.phase = Phase::Ready(life);
             }
         }
     }
 
-    /// Bytes held in a pool beyond its capacity, what is leaving not counted.
-    pub(super) fn overflow(&self, pool: &PoolName) -> MemoryVector {
+    /// Bytes held in a pool beyond its capacity, what is leaving not counted, with somebody more if so.
+    pub(super) fn overflow(&self, pool: &PoolName, more: Option<&Charge>) -> MemoryVector {
         let staying = self
             .active
             .iter()
@@ -288,12 +284,13 @@ impl Worker {
             .filter(|life| life.pool == *pool)
             .map(|life| &life.charge);
         let capacity = self.pools.get(pool).map(|pool| pool.capacity.clone()).unwrap_or_default();
-        held_bytes(staying).saturating_sub(&capacity)
+        held_bytes(staying.chain(more)).saturating_sub(&capacity)
     }
 
     /// A model turned out larger than thought: the deficit leaves, cheapest first, never the one just loaded.
     pub(super) fn shrink_to_budget(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let pools: Vec<PoolName> = self.pools.keys().filter(|name| !self.overflow(name).is_zero()).cloned().collect();
+        let pools: Vec<PoolName> =
+            self.pools.keys().filter(|name| !self.overflow(name, None).is_zero()).cloned().collect();
         for pool in pools {
             let Some(capacity) = self.pools.get(&pool).map(|pool| pool.capacity.clone()) else { continue };
             let newest = self.newest_ready(&pool);
