@@ -4,8 +4,13 @@
 //! Modules are declared in reading order.
 #![forbid(unsafe_code)]
 
-pub mod admin;
-pub mod clock;
-pub mod directory;
 pub mod link;
+pub mod directory;
+pub mod clock;
+pub mod frontend;
+mod run_loop;
+mod pump;
+pub mod recorder;
 pub mod metrics;
+pub mod admin;
+pub mod server;

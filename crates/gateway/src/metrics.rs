@@ -355,8 +355,8 @@ mod tests {
         let text = metrics.render(Instant::ZERO);
         for line in [
             "warmset_requests_total{model=\"m\",outcome=\"ok\",start=\"cold\"} 1\n",
-            "warmset_request_duration_seconds_bucket{model=\"m\",start=\"cold\",le=\"300.0\"} 0\n",
-            "warmset_request_duration_seconds_bucket{model=\"m\",start=\"cold\",le=\"600.0\"} 1\n",
+            "warmset_request_duration_seconds_bucket{model=\"m\",start=\"cold\",le=\"300\"} 0\n",
+            "warmset_request_duration_seconds_bucket{model=\"m\",start=\"cold\",le=\"600\"} 1\n",
             "warmset_time_to_first_token_seconds_sum{model=\"m\",start=\"cold\"} 300.0\n",
             "warmset_tokens_total{model=\"m\",tenant=\"t\",kind=\"cached\"} 3\n",
             "warmset_routed_total{decision=\"only\"} 1\n",

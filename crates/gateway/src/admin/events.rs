@@ -41,7 +41,12 @@ pub enum Next {
     /// An event.
     Event(Arc<LoggedEvent>),
     /// Events after `after` and before `next` are no longer kept.
-    Gap { after: u64, next: u64 },
+    Gap {
+        /// The last event the listener has had.
+        after: u64,
+        /// The next one there is.
+        next: u64,
+    },
 }
 
 impl EventLog {
