@@ -69,6 +69,7 @@ impl Agent {
             states: BTreeMap::new(),
             errors: BTreeMap::new(),
             lives: BTreeMap::new(),
+            pids: BTreeMap::new(),
             verified_seconds: BTreeMap::new(),
             requests: Requests::default(),
             progress: BTreeMap::new(),
@@ -107,6 +108,8 @@ struct RunLoop {
     /// Why the last load of a model failed.
     errors: BTreeMap<Digest, LoadError>,
     lives: BTreeMap<(Digest, Generation), UnboundedSender<Order>>,
+    /// Process identities of the engines that live.
+    pids: BTreeMap<(Digest, Generation), u32>,
     /// How long the check before a load took.
     verified_seconds: BTreeMap<(Digest, Generation), f64>,
     requests: Requests,
@@ -206,8 +209,16 @@ impl RunLoop {
                 self.requests.remove(request);
                 self.happen(Event::Finished { request });
             }
+            Command::EngineStarted(digest, generation, pid) => {
+                self.pids.insert((digest, generation), pid);
+            }
+            Command::Engines(answer) => {
+                // Who asked may be gone.
+                let _ = answer.send(self.pids.iter().map(|((digest, _), pid)| (*digest, *pid)).collect());
+            }
             Command::LifeEnded(digest, generation, exit) => {
                 self.lives.remove(&(digest, generation));
+                self.pids.remove(&(digest, generation));
                 self.requests.forget_running(digest, generation);
                 self.happen(Event::Exited { digest, generation, exit });
             }

@@ -75,6 +75,10 @@ pub(crate) enum Command {
     LoadProgress(Digest, f32),
     /// A request has had its last reply.
     Answered(RequestId),
+    /// A life has its engine process.
+    EngineStarted(Digest, Generation, u32),
+    /// Which engine processes there are.
+    Engines(oneshot::Sender<Vec<(Digest, u32)>>),
     /// The engine process of a life is gone, and all its callers were told.
     LifeEnded(Digest, Generation, Exit),
 }
@@ -140,6 +144,13 @@ impl AgentHandle {
     pub async fn memory(&self) -> Result<MemoryReport, AgentGone> {
         let (sender, receiver) = oneshot::channel();
         self.send(Command::Memory(sender));
+        receiver.await.map_err(|_| AgentGone)
+    }
+
+    /// The process identities of all engines, by model. One that is ending is still there.
+    pub async fn engines(&self) -> Result<Vec<(Digest, u32)>, AgentGone> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(Command::Engines(sender));
         receiver.await.map_err(|_| AgentGone)
     }
 

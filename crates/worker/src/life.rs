@@ -139,6 +139,7 @@ impl Life {
         };
         let process = process.map_err(|error| self.fail(error.to_string(), false))?;
         process.log_to(self.birth.log.clone());
+        self.tell(Command::EngineStarted(self.digest, self.birth.generation, process.pid()));
         if let Some(bytes) = self.birth.memory_cap {
             match process.limit_memory(bytes) {
                 Ok(limit) => tracing::debug!(digest = %self.digest, bytes, by = limit.as_str(), "memory capped"),

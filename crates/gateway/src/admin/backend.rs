@@ -58,6 +58,11 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn load_model(&self, name: ModelName, wait: bool) -> AdminFuture<'_>;
     /// `POST /admin/v1/models/NAME/unload`.
     fn unload_model(&self, name: ModelName) -> AdminFuture<'_>;
+    /// `POST /admin/v1/models/NAME/ACTION` for every other action (`alias`, `profile`), with a JSON body or null.
+    fn act_on_model(&self, name: ModelName, action: String, body: Value) -> AdminFuture<'_> {
+        let _ = body;
+        Box::pin(async move { Err(AdminError::not_found(format!("there is no action {action} for {name}"))) })
+    }
     /// `GET /admin/v1/models/NAME/logs?lines=N`: the last lines its engines wrote.
     fn model_logs(&self, name: ModelName, lines: usize) -> AdminFuture<'_>;
     /// `GET /admin/v1/workers`.
