@@ -207,7 +207,11 @@ BAD_PARAMETERS = [
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": "hello"}, "messages"),
     ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": "usage"}, "stream_options"),
+    ({"logprobs": True}, "logprobs"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"service_tier": "gold"}, "service_tier"),
 ]
 
 
