@@ -19,7 +19,8 @@ import warmset  # noqa: E402
 
 PORT, ADMIN_PORT = 8080, 8081
 PLACE = warmset.ROOT / "build" / "demo"
-MEMORY, RESERVE = "768MiB", "128MiB"
+MEMORY, RESERVE = "832MiB", "128MiB"
+CONTEXT_TOKENS, SEQUENCES = 1024, 2
 QUESTION = "What is the capital of France? Answer in one sentence."
 COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
@@ -105,7 +106,7 @@ def play(demo, files):
     server = demo.server
     title("Three models, catalogued by the SHA-256 of what they are; nothing is in memory yet")
     for name, path in files.items():
-        added = server.cli_json("model", "add", name, path)
+        added = server.cli_json("model", "add", name, path, "--context-tokens", CONTEXT_TOKENS, "--parallel", SEQUENCES)
         say(f"{name:<14} {path.name}, {mebibytes(path.stat().st_size)} on disk, {added['digest'][:19]}…")
     first, second, third = files
 
