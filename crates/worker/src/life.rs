@@ -127,13 +127,15 @@ impl Life {
             }
         };
         tokio::pin!(getting);
+        // Orders that come before there is a process are kept: the machine counts on an answer to each.
+        let mut early = Vec::new();
         let process = loop {
             tokio::select! {
                 process = &mut getting => break process,
                 order = orders.recv() => match order {
                     // Dropping the future ends what it has started.
                     None | Some(Order::Kill | Order::Stop) => return Err(Exit::Crashed("given up as it started".into())),
-                    Some(_) => {}
+                    Some(order) => early.push(order),
                 },
             }
         };
@@ -157,6 +159,9 @@ impl Life {
             threads: self.birth.threads,
             accelerators: self.birth.accelerators.iter().map(to_accelerator).collect(),
         }));
+        for order in early {
+            self.obey(order, &process);
+        }
         Ok(process)
     }
 

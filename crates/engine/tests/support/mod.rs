@@ -1,155 +1,218 @@
-//! What the tests of engine processes share.
+//! Drives an engine through its port, as an engine process does, without the process.
 
-use std::{
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 use warmset_engine::{
-    process::{EngineProcess, Launcher, SpawnOptions},
+    llama::LlamaEngine,
+    port::{Engine, LoadFailure},
     protocol::{
-        EngineKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt, Sampling, SyntheticSpec,
-        ToEngine,
+        EngineKind, FailureKind, FinishReason, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt,
+        Sampling, Timings, ToEngine, TokensOrText, Usage,
     },
 };
 
-/// Longer than anything here takes on a busy machine.
-pub const LONG: Duration = Duration::from_secs(60);
-const PROGRAM: &str = env!("CARGO_BIN_EXE_warmset-engine-child");
+/// More steps than any test needs.
+const STEPS_MAX: usize = 20_000;
 
-/// A launcher and a directory.
-pub struct World {
-    pub directory: tempfile::TempDir,
-    launcher: Launcher,
-    models: AtomicU32,
+/// The real model that all tests use.
+pub fn model() -> PathBuf {
+    let folder = std::env::var_os("WARMSET_TEST_MODELS")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/models"), PathBuf::from);
+    let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(
+        path.is_file(),
+        "{} is missing: `make test` fetches it; or set WARMSET_TEST_MODELS to the folder it is in",
+        path.display()
+    );
+    path
 }
 
-pub fn load_request(file: PathBuf) -> LoadRequest {
-    LoadRequest {
-        engine: EngineKind::Synthetic,
-        files: vec![file],
-        context_tokens: 0,
-        parallel: 2,
-        threads: 1,
-        accelerators: Vec::new(),
+pub fn request(path: PathBuf, context_tokens: u32, parallel: u32) -> LoadRequest {
+    let files = vec![path];
+    LoadRequest { engine: EngineKind::Llama, files, context_tokens, parallel, threads: 1, accelerators: Vec::new() }
+}
+
+/// What is known of one request.
+#[derive(Debug, Default, Clone)]
+pub struct Answer {
+    pub prompt_tokens: Option<u32>,
+    pub texts: BTreeMap<u32, String>,
+    pub deltas: Vec<(u32, String)>,
+    pub finishes: BTreeMap<u32, FinishReason>,
+    pub done: Option<(Usage, Timings)>,
+    pub vectors: Option<(Vec<Vec<f32>>, u32)>,
+    pub failure: Option<(FailureKind, String, Option<String>)>,
+}
+
+impl Answer {
+    pub fn text(&self) -> &str {
+        self.texts.get(&0).map_or("", String::as_str)
+    }
+
+    pub fn finish(&self) -> FinishReason {
+        self.finishes[&0]
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.done.expect("the request is done").0
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.done.is_some() || self.vectors.is_some() || self.failure.is_some()
     }
 }
 
-pub fn job(text: &str, tokens: u32) -> GenerateJob {
+/// An engine and everything it said.
+pub struct Harness {
+    pub engine: LlamaEngine,
+    pub info: LoadedInfo,
+    pub answers: BTreeMap<u64, Answer>,
+    pub beats: usize,
+    pub threads_held: Vec<u32>,
+    pub steps: usize,
+    pub load_progress: Vec<f32>,
+    next_request: u64,
+}
+
+impl Harness {
+    pub fn new(context_tokens: u32, parallel: u32) -> Self {
+        Self::with_file(model(), context_tokens, parallel)
+    }
+
+    pub fn with_file(path: PathBuf, context_tokens: u32, parallel: u32) -> Self {
+        let mut engine = LlamaEngine::new();
+        let mut load_progress = Vec::new();
+        let info = engine
+            .load(&request(path, context_tokens, parallel), &mut |message| match message {
+                FromEngine::LoadProgress { fraction } => load_progress.push(fraction),
+                other => panic!("not while loading: {other:?}"),
+            })
+            .unwrap_or_else(|failure| panic!("{}", failure.message));
+        Self {
+            engine,
+            info,
+            answers: BTreeMap::new(),
+            beats: 0,
+            threads_held: Vec::new(),
+            steps: 0,
+            load_progress,
+            next_request: 0,
+        }
+    }
+
+    pub fn send(&mut self, message: ToEngine) {
+        let mut said = Vec::new();
+        self.engine.handle(message, &mut |message| said.push(message));
+        self.take(said);
+    }
+
+    fn take(&mut self, said: Vec<FromEngine>) {
+        for message in said {
+            match message {
+                FromEngine::Prepared { request, prompt_tokens } => {
+                    self.answer(request).prompt_tokens = Some(prompt_tokens);
+                }
+                FromEngine::Delta { request, choice, text } => {
+                    assert!(!text.is_empty(), "an empty delta says nothing");
+                    let answer = self.answer(request);
+                    assert!(!answer.is_over() && !answer.finishes.contains_key(&choice), "text after the end");
+                    answer.texts.entry(choice).or_default().push_str(&text);
+                    answer.deltas.push((choice, text));
+                }
+                FromEngine::ChoiceDone { request, choice, finish } => {
+                    let before = self.answer(request).finishes.insert(choice, finish);
+                    assert_eq!(before, None, "a choice ends once");
+                }
+                FromEngine::Done { request, usage, timings } => self.answer(request).done = Some((usage, timings)),
+                FromEngine::Embedded { request, vectors, prompt_tokens } => {
+                    self.answer(request).vectors = Some((vectors, prompt_tokens));
+                }
+                FromEngine::Failed { request, kind, message, param } => {
+                    self.answer(request).failure = Some((kind, message, param));
+                }
+                FromEngine::Beat => self.beats += 1,
+                FromEngine::ThreadsHeld { threads } => self.threads_held.push(threads),
+                other => panic!("not from a loaded engine: {other:?}"),
+            }
+        }
+    }
+
+    pub fn answer(&mut self, request: u64) -> &mut Answer {
+        self.answers.entry(request).or_default()
+    }
+
+    /// Sends a job without granting it.
+    pub fn prepare(&mut self, job: GenerateJob) -> u64 {
+        self.next_request += 1;
+        self.send(ToEngine::Generate { request: self.next_request, job: Box::new(job) });
+        self.next_request
+    }
+
+    pub fn grant(&mut self, request: u64) {
+        self.send(ToEngine::Grant { request, source: KvGrant::Recompute });
+    }
+
+    pub fn start(&mut self, job: GenerateJob) -> u64 {
+        let request = self.prepare(job);
+        self.grant(request);
+        request
+    }
+
+    pub fn embed(&mut self, inputs: Vec<TokensOrText>) -> u64 {
+        self.next_request += 1;
+        self.send(ToEngine::Embed { request: self.next_request, inputs });
+        self.next_request
+    }
+
+    pub fn step(&mut self) {
+        let mut said = Vec::new();
+        self.engine.step(&mut |message| said.push(message));
+        self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "it does not come to an end");
+        self.take(said);
+    }
+
+    /// Steps until all of these are over.
+    pub fn finish(&mut self, requests: &[u64]) {
+        while requests.iter().any(|request| !self.answer(*request).is_over()) {
+            assert!(self.engine.has_work(), "the engine has nothing to do but did not finish");
+            self.step();
+        }
+    }
+
+    pub fn run(&mut self, job: GenerateJob) -> Answer {
+        let request = self.start(job);
+        self.finish(&[request]);
+        self.answers[&request].clone()
+    }
+
+    pub fn vectors(&mut self, texts: &[&str]) -> (Vec<Vec<f32>>, u32) {
+        let request = self.embed(texts.iter().map(|text| TokensOrText::Text((*text).into())).collect());
+        self.finish(&[request]);
+        self.answers[&request].vectors.clone().expect("vectors")
+    }
+}
+
+/// A greedy, streaming job.
+pub fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
     GenerateJob {
-        prompt: Prompt::Text { text: text.into() },
+        prompt,
         choices: 1,
-        max_tokens: Some(tokens),
-        sampling: Sampling::default(),
+        max_tokens: Some(max_tokens),
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         stop: Vec::new(),
-        ignore_end: true,
+        ignore_end: false,
         stream: true,
     }
 }
 
-impl World {
-    pub fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        Self { directory, launcher: Launcher::new(PROGRAM.into()).unwrap(), models: AtomicU32::new(0) }
-    }
-
-    pub fn model(&self, spec: &SyntheticSpec) -> PathBuf {
-        let number = self.models.fetch_add(1, Ordering::SeqCst);
-        let path = self.directory.path().join(format!("{number}.json"));
-        std::fs::write(&path, serde_json::to_vec(spec).unwrap()).unwrap();
-        path
-    }
-
-    pub async fn spawned(&self) -> EngineProcess {
-        let options = SpawnOptions { log: self.directory.path().join("engine.log"), hello_deadline: LONG };
-        self.launcher.spawn(options).await.unwrap()
-    }
-
-    pub async fn until_loaded(&self, process: &mut EngineProcess) -> LoadedInfo {
-        loop {
-            match process.receive().await.unwrap() {
-                Some(FromEngine::Loaded(info)) => return info,
-                Some(FromEngine::LoadProgress { fraction }) => assert!((0.0..=1.0).contains(&fraction)),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    pub async fn loaded(&self, spec: &SyntheticSpec) -> EngineProcess {
-        let mut process = self.spawned().await;
-        process.send(ToEngine::Load(load_request(self.model(spec))));
-        self.until_loaded(&mut process).await;
-        process
-    }
-
-    /// All messages of one request, to its end or the end of the process.
-    pub async fn generate(&self, process: &mut EngineProcess, request: u64, job: GenerateJob) -> Vec<FromEngine> {
-        process.send(ToEngine::Generate { request, job: Box::new(job) });
-        process.send(ToEngine::Grant { request, source: KvGrant::Recompute });
-        let mut all = Vec::new();
-        while let Some(message) = process.receive().await.unwrap() {
-            let last = matches!(message, FromEngine::Done { .. } | FromEngine::Failed { .. });
-            all.push(message);
-            if last {
-                break;
-            }
-        }
-        all
-    }
-
-    /// Cgroups of this test process that still exist.
-    pub fn groups_left(&self) -> usize {
-        let name = format!("warmset-engine-{}-", std::process::id());
-        let mut left = 0;
-        let mut pending = vec![PathBuf::from("/sys/fs/cgroup")];
-        while let Some(directory) = pending.pop() {
-            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    left += usize::from(entry.file_name().to_string_lossy().starts_with(&name));
-                    pending.push(entry.path());
-                }
-            }
-        }
-        left
-    }
-
-    /// Whether this system lets a process leave the network.
-    pub fn may_leave_network(&self) -> bool {
-        let tried = Command::new("unshare").args(["--user", "--net", "true"]).stderr(Stdio::null()).status();
-        tried.is_ok_and(|status| status.success())
-    }
+pub fn text(text: &str) -> Prompt {
+    Prompt::Text { text: text.into() }
 }
 
-/// Starts a second process that has engines of its own, kills it, and waits until its engines are gone.
-pub fn killed_parent_leaves_nothing() {
-    let world = World::new();
-    let model = world.model(&SyntheticSpec::default());
-    let mut parent = Command::new(env!("CARGO_BIN_EXE_warmset-engine-child"))
-        .args(["parent", PROGRAM])
-        .arg(&model)
-        .arg(world.directory.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
-    let pids: Vec<u32> = (0..3).map(|_| lines.next().unwrap().unwrap().parse().unwrap()).collect();
-    assert!(pids.iter().all(|pid| is_alive(*pid)));
-    parent.kill().unwrap();
-    parent.wait().unwrap();
-    let deadline = Instant::now() + LONG;
-    while pids.iter().any(|pid| is_alive(*pid)) {
-        assert!(Instant::now() < deadline, "engines {pids:?} outlived their parent");
-        std::thread::yield_now();
-    }
+pub fn chat(words: &str) -> Prompt {
+    Prompt::Chat { messages: serde_json::json!([{ "role": "user", "content": words }]).to_string() }
 }
 
-/// A zombie that its new parent has not reaped yet is dead.
-fn is_alive(pid: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")) else {
-        return false;
-    };
-    !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+pub fn load_failure(path: PathBuf) -> LoadFailure {
+    LlamaEngine::new().load(&request(path, 256, 1), &mut |_| {}).expect_err("it must not load")
 }
