@@ -171,8 +171,11 @@ impl RunLoop {
             }
             Command::Load(digest, waiter) => self.load(digest, waiter),
             Command::Unload(digest, waiter) => {
-                self.unload_waiters.push((digest, waiter));
                 self.happen(Event::UnloadWanted { digest });
+                self.unload_waiters.push((digest, waiter));
+                if matches!(self.state(digest), ModelState::Absent | ModelState::Failed) {
+                    self.answer_unload_waiters(digest);
+                }
             }
             Command::Assign(assignment) => self.assign(assignment),
             Command::Cancel(request, cause) => {
@@ -254,13 +257,17 @@ impl RunLoop {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
         while let Some(event) = events.pop_front() {
-            if let Event::Forget { digest } = &event {
-                self.models.remove(digest);
-            }
+            let forgotten = match &event {
+                Event::Forget { digest } => self.models.remove(digest).map(|model| model.spec.digest),
+                _ => None,
+            };
             let now = self.clock.now();
             self.recorder.handle(now, event, &mut actions);
             for action in actions.drain(..) {
                 self.act(now, action, &mut events);
+            }
+            if let Some(digest) = forgotten {
+                self.drop_traces(digest);
             }
         }
     }
@@ -378,6 +385,7 @@ impl RunLoop {
                 self.answer_load_waiters(*digest);
                 if matches!(state, ModelState::Absent | ModelState::Failed) {
                     self.answer_unload_waiters(*digest);
+                    self.drop_traces(*digest);
                 }
             }
             Fact::EvictionFinished { digest, .. } => self.answer_unload_waiters(*digest),
@@ -391,9 +399,21 @@ impl RunLoop {
         let _ = self.facts.send((now, fact));
     }
 
+    /// Nothing is kept of a model that is neither configured nor there.
+    fn drop_traces(&mut self, digest: Digest) {
+        let is_gone = matches!(self.state(digest), ModelState::Absent | ModelState::Failed);
+        if is_gone && !self.models.contains_key(&digest) {
+            self.states.remove(&digest);
+            self.errors.remove(&digest);
+        }
+    }
+
+    fn state(&self, digest: Digest) -> ModelState {
+        self.states.get(&digest).copied().unwrap_or(ModelState::Absent)
+    }
+
     fn answer_load_waiters(&mut self, digest: Digest) {
-        let state = self.states.get(&digest).copied().unwrap_or(ModelState::Absent);
-        let outcome = match state {
+        let outcome = match self.state(digest) {
             ModelState::Ready => Ok(()),
             ModelState::Failed => Err(self.errors.get(&digest).cloned().unwrap_or_else(|| LoadError {
                 message: "the last load failed; see the model's log".to_owned(),
