@@ -25,3 +25,15 @@ pub fn worth(demand_per_second: f64, rewarm_seconds: f64, bytes: u64) -> f64 {
     // A u64 of bytes loses precision above 2^53, which no comparison of worth notices.
     demand_per_second * rewarm_seconds / bytes as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::worth;
+
+    #[test]
+    fn worth_is_seconds_saved_per_second_and_byte() {
+        assert!((worth(0.5, 8.0, 2) - 2.0).abs() < 1e-12);
+        assert!(worth(1.0, 1.0, 10) < worth(1.0, 1.0, 5), "the same loss in fewer bytes is worth more");
+        assert!(worth(1.0, 1.0, 0).is_infinite());
+    }
+}

@@ -184,6 +184,13 @@ mod tests {
     }
 
     #[test]
+    fn of_equal_losses_the_larger_holder_goes() {
+        let holders = [held(1, 30, evictable_at(3.0)), held(2, 60, evictable_at(3.5))];
+        let placement = solve(&[100], &holders, &Footprint::host(30)).expect("fits");
+        assert_eq!(placement.victims, vec![Digest([2; 32])], "3.5 over 60 bytes is worth less than 3.0 over 30");
+    }
+
+    #[test]
     fn small_victims_made_needless_by_a_large_one_are_spared() {
         let holders = [held(1, 10, evictable_at(1.0)), held(2, 80, evictable_at(80.0))];
         let placement = solve(&[100], &holders, &Footprint::host(85)).expect("fits");
