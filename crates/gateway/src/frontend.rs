@@ -174,7 +174,7 @@ struct Inner {
     metrics: Arc<Metrics>,
     clock: Clock,
     next_request: AtomicU64,
-    /// Makes identities of requests differ from those of earlier runs.
+    /// Makes names of calls differ from those of earlier runs.
     run: u64,
     publishing: Mutex<()>,
 }
@@ -220,9 +220,10 @@ impl Frontend {
         self.inner.clock
     }
 
-    /// A text that names a request across runs, for headers and logs.
-    pub fn request_name(&self, request: RequestId) -> String {
-        format!("{:08x}{:08x}", self.inner.run & 0xffff_ffff, request.0)
+    /// A name for one HTTP call that no other call has, in this run or another, for headers and logs.
+    pub(crate) fn next_call_name(&self) -> String {
+        let call = self.inner.next_request.fetch_add(1, Ordering::Relaxed);
+        format!("{:08x}{call:08x}", self.inner.run & 0xffff_ffff)
     }
 
     /// Hands a request in.

@@ -4,13 +4,16 @@
 //! Modules are declared in reading order.
 #![forbid(unsafe_code)]
 
-pub mod link;
-pub mod directory;
+pub mod admin;
 pub mod clock;
+pub mod directory;
+mod errors;
 pub mod frontend;
-mod run_loop;
+pub mod link;
+pub mod metrics;
+pub mod openai;
 mod pump;
 pub mod recorder;
-pub mod metrics;
-pub mod admin;
+pub mod router;
+mod run_loop;
 pub mod server;

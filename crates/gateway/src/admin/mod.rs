@@ -1,7 +1,180 @@
-//! The admin listener: models, workers, ledger, events, metrics.
+//! The admin listener: models, workers, ledger, events, metrics. Reading never counts as use and never loads anything.
+//!
+//! In a path a model's name is one segment: a `/` in it is written `%2F` (see [`model_path`]).
 
+mod access;
 mod backend;
 mod events;
 
+pub(crate) use access::guard;
+pub use access::{AdminAccess, ExposedWithoutKey, check_admin_exposure, hash_admin_key};
 pub use backend::{AdminBackend, AdminError, AdminFuture};
 pub use events::{EVENT_BACKLOG_MAX, EventLog, LoggedEvent, Next, Subscription};
+
+use crate::frontend::Frontend;
+use axum::{
+    body::Body,
+    extract::{Path, Query, Request, State, rejection::PathRejection},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use http_body_util::{BodyExt, Limited};
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use warmset_core::ModelName;
+
+/// The largest body of an admin call.
+pub const ADMIN_BODY_BYTES_MAX: usize = 1 << 20;
+/// Lines of a log given if no number is asked for, and at most.
+const LOG_LINES: usize = 100;
+const LOG_LINES_MAX: usize = 10_000;
+/// How often an idle stream of events shows that it is alive.
+const EVENTS_HEARTBEAT: Duration = Duration::from_secs(15);
+/// How long a scrape waits for the run loop.
+const FIGURES_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the handlers share.
+#[derive(Clone)]
+pub(crate) struct AdminState {
+    pub(crate) frontend: Frontend,
+    pub(crate) backend: Arc<dyn AdminBackend>,
+}
+
+/// The path of a model's admin route; `action` is empty or one of `pin`, `unpin`, `load`, `unload`, `logs`.
+pub fn model_path(name: &ModelName, action: &str) -> String {
+    // Of the characters a name may have only these mean something else in a path.
+    let name = name.as_str().replace('/', "%2F").replace(':', "%3A").replace('@', "%40");
+    let separator = if action.is_empty() { "" } else { "/" };
+    format!("/admin/v1/models/{name}{separator}{action}")
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let error = json!({"message": self.message, "type": kind, "param": null, "code": null});
+        (status, axum::Json(json!({ "error": error }))).into_response()
+    }
+}
+
+type Name = Result<Path<String>, PathRejection>;
+type Parameters = Query<BTreeMap<String, String>>;
+type Answer = Result<axum::Json<Value>, AdminError>;
+
+fn parse_name(name: Name) -> Result<ModelName, AdminError> {
+    let Ok(Path(name)) = name else { return Err(AdminError::bad_request("the path is not UTF-8")) };
+    ModelName::parse(&name).map_err(|error| AdminError::bad_request(error.to_string()))
+}
+
+/// The JSON object of a call; an empty body is an empty object.
+async fn read_object(request: Request) -> Result<Value, AdminError> {
+    let body = Limited::new(request.into_body(), ADMIN_BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(|_| AdminError { status: 413, message: "the body is too large or ended early".into() })?;
+    let bytes = body.to_bytes();
+    if bytes.is_empty() {
+        return Ok(json!({}));
+    }
+    match serde_json::from_slice(&bytes) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err(AdminError::bad_request("the body must be a JSON object")),
+        Err(error) => Err(AdminError::bad_request(format!("the body is not JSON: {error}"))),
+    }
+}
+
+async fn answer(future: AdminFuture<'_>) -> Answer {
+    future.await.map(axum::Json)
+}
+
+pub(crate) async fn metrics(State(state): State<AdminState>) -> Response {
+    state.backend.refresh_metrics().await;
+    let frontend = &state.frontend;
+    let name_of = |digest: &warmset_core::Digest| frontend.directory().name_of(digest);
+    if let Some(figures) = frontend.figures(FIGURES_TIMEOUT).await {
+        frontend.metrics().set_gateway(&figures, &name_of);
+    }
+    let text = frontend.metrics().render(frontend.clock().now());
+    let kind = HeaderValue::from_static(prometheus_client::encoding::prometheus_text::CONTENT_TYPE);
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+pub(crate) async fn list_models(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.list_models()).await
+}
+
+pub(crate) async fn show_model(State(state): State<AdminState>, name: Name) -> Answer {
+    answer(state.backend.show_model(parse_name(name)?)).await
+}
+
+pub(crate) async fn add_model(State(state): State<AdminState>, request: Request) -> Answer {
+    let body = read_object(request).await?;
+    answer(state.backend.add_model(body)).await
+}
+
+pub(crate) async fn remove_model(State(state): State<AdminState>, name: Name) -> Answer {
+    answer(state.backend.remove_model(parse_name(name)?)).await
+}
+
+pub(crate) async fn pin_model(State(state): State<AdminState>, name: Name) -> Answer {
+    answer(state.backend.pin_model(parse_name(name)?, true)).await
+}
+
+pub(crate) async fn unpin_model(State(state): State<AdminState>, name: Name) -> Answer {
+    answer(state.backend.pin_model(parse_name(name)?, false)).await
+}
+
+pub(crate) async fn load_model(State(state): State<AdminState>, name: Name, Query(query): Parameters) -> Answer {
+    let wait = query.get("wait").is_none_or(|wait| wait != "false");
+    answer(state.backend.load_model(parse_name(name)?, wait)).await
+}
+
+pub(crate) async fn unload_model(State(state): State<AdminState>, name: Name) -> Answer {
+    answer(state.backend.unload_model(parse_name(name)?)).await
+}
+
+pub(crate) async fn model_logs(State(state): State<AdminState>, name: Name, Query(query): Parameters) -> Answer {
+    let lines = number(&query, "lines")?.map_or(LOG_LINES, |lines| usize::try_from(lines).unwrap_or(usize::MAX));
+    answer(state.backend.model_logs(parse_name(name)?, lines.min(LOG_LINES_MAX))).await
+}
+
+pub(crate) async fn workers(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.workers()).await
+}
+
+pub(crate) async fn ledger(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.ledger()).await
+}
+
+pub(crate) async fn drain(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.drain()).await
+}
+
+/// Events as they happen, from the one after `?after=N` on; without it, from now on.
+pub(crate) async fn events(
+    State(state): State<AdminState>,
+    Query(query): Parameters,
+    request: Request,
+) -> Result<Response, AdminError> {
+    let log = state.backend.events();
+    // A browser's EventSource says by header where it stopped.
+    let last = request.headers().get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
+    let after = number(&query, "after")?.or(last).unwrap_or_else(|| log.last_id());
+    let subscription = log.subscribe(after);
+    let events = stream::unfold(subscription, |mut subscription| async move {
+        let text = match tokio::time::timeout(EVENTS_HEARTBEAT, subscription.next()).await {
+            Err(_) => ": alive\n\n".to_owned(),
+            Ok(Next::Event(event)) => format!("id: {}\nevent: {}\ndata: {}\n\n", event.id, event.kind, event.data),
+            Ok(Next::Gap { after, next }) => {
+                format!("event: gap\ndata: {}\n\n", json!({"after": after, "next": next}))
+            }
+        };
+        Some((Ok::<_, std::convert::Infallible>(text), subscription))
+    });
+    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(events)).into_response())
+}
+
+fn number(query: &BTreeMap<String, String>, name: &str) -> Result<Option<u64>, AdminError> {
+    let parse = |text: &String| text.parse().map_err(|_| AdminError::bad_request(format!("{name} must be a number")));
+    query.get(name).map(parse).transpose()
+}

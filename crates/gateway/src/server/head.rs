@@ -161,7 +161,8 @@ mod tests {
             let head = format!("POST / HTTP/1.1\r\nhost: a\r\n{field}\r\n");
             assert!(matches!(read(&head), Err(Malformed(_))), "{field:?}");
         }
-        for line in ["GET / HTTP/1.1 x", "GET  / HTTP/1.1", "GET /", "GET / HTTP/2.0", "PRI * HTTP/2.0", "G\tT / HTTP/1.1"]
+        for line in
+            ["GET / HTTP/1.1 x", "GET  / HTTP/1.1", "GET /", "GET / HTTP/2.0", "PRI * HTTP/2.0", "G\tT / HTTP/1.1"]
         {
             assert!(matches!(read(&format!("{line}\r\nhost: a\r\n\r\n")), Err(Malformed(_))), "{line:?}");
         }

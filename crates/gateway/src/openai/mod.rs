@@ -1,0 +1,361 @@
+//! OpenAI's routes: parse, resolve, submit, and write what comes back.
+
+mod ask;
+mod call;
+mod fields;
+mod objects;
+mod stream;
+
+use crate::{
+    clock::unix_seconds,
+    directory::Entry,
+    errors::ApiError,
+    frontend::{Frontend, Submission, Update},
+};
+use ask::{Embedding, Generation, Route, Tier};
+use axum::{
+    body::Body,
+    extract::{Path, Request, State, rejection::PathRejection},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use call::{Answers, Call, add_usage, reply_of};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use objects::{Choice, Envelope};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use stream::EventStream;
+use warmset_core::inference::{Reply, Usage, Work};
+
+/// Bodies from this size on are parsed off the threads that serve connections.
+const PARSE_ASIDE_BYTES: usize = 256 << 10;
+
+/// Says whether the server is ready, and if not, why.
+pub type ReadyProbe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// How the inference routes behave.
+#[derive(Debug, Clone)]
+pub struct ApiConfig {
+    /// The largest body.
+    pub body_bytes_max: usize,
+    /// Time to send a body.
+    pub body_timeout: Duration,
+    /// Time a caller is given to get its first byte.
+    pub patience: Duration,
+    /// How long a stream's status line waits for its engine to begin, so that its headers are exact.
+    pub stream_grace: Duration,
+    /// How often a stream that waits says so.
+    pub heartbeat_interval: Duration,
+}
+
+impl Default for ApiConfig {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 8 << 20,
+            body_timeout: Duration::from_secs(60),
+            patience: Duration::from_secs(600),
+            stream_grace: Duration::from_millis(200),
+            heartbeat_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) frontend: Frontend,
+    pub(crate) config: Arc<ApiConfig>,
+    pub(crate) ready: ReadyProbe,
+}
+
+pub(crate) async fn chat_completions(State(api): State<Api>, request: Request) -> Response {
+    generate(api, Route::Chat, request).await
+}
+
+pub(crate) async fn completions(State(api): State<Api>, request: Request) -> Response {
+    generate(api, Route::Text, request).await
+}
+
+async fn generate(api: Api, route: Route, request: Request) -> Response {
+    let mut call = Call::new(&api.frontend);
+    let headers = request.headers().clone();
+    let asked = async {
+        let body = read_body(&api.config, request).await?;
+        parse_aside(body, move |body| ask::generation(route, body)).await
+    };
+    let submitted = asked.await.and_then(|mut asked| {
+        let entry = resolve(&api, &mut call, &asked.model)?;
+        let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (asked.tier, &headers));
+        Ok((asked, entry, answers))
+    });
+    match submitted {
+        Ok((asked, entry, answers)) => {
+            let envelope = envelope(route, &asked, &entry, &call);
+            if asked.stream {
+                stream_response(&api, call, answers, envelope, asked.choices).await
+            } else {
+                whole_response(call, answers, envelope, asked.choices).await
+            }
+        }
+        Err(error) => refuse(call, error),
+    }
+}
+
+pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Response {
+    let mut call = Call::new(&api.frontend);
+    let headers = request.headers().clone();
+    let asked = async {
+        let body = read_body(&api.config, request).await?;
+        parse_aside(body, ask::embedding).await
+    };
+    let submitted = asked.await.and_then(|asked| {
+        let entry = resolve(&api, &mut call, &asked.model)?;
+        let answers = submit(&api, &call, &entry, vec![asked.work.clone()], (asked.tier, &headers));
+        Ok((asked, answers))
+    });
+    let embedded = match submitted {
+        Ok((asked, mut answers)) => embed(&mut call, &mut answers, &asked).await,
+        Err(error) => Err(error),
+    };
+    match embedded {
+        Ok(body) => json_response(&call, body),
+        Err(error) => refuse(call, error),
+    }
+}
+
+async fn embed(call: &mut Call, answers: &mut Answers, asked: &Embedding) -> Result<Vec<u8>, ApiError> {
+    loop {
+        let (_, update) = answers.next().await;
+        match reply_of(update)? {
+            Some(Reply::Started { start, worker, .. }) => call.started(start, worker),
+            Some(Reply::Embedded { vectors, prompt_tokens }) => {
+                let length = vectors.first().map_or(0, Vec::len);
+                if let Some(wanted) = asked.dimensions
+                    && wanted as usize != length
+                {
+                    let message = format!("this model's embeddings have {length} dimensions and cannot be cut");
+                    return Err(ApiError::param("dimensions", message));
+                }
+                call.first_token();
+                call.answered(Usage { prompt_tokens, ..Usage::default() });
+                return Ok(objects::embeddings(&asked.model, &vectors, prompt_tokens, asked.encoding));
+            }
+            Some(Reply::Done { .. }) => return Err(ApiError::internal("the engine did not embed")),
+            _ => {}
+        }
+    }
+}
+
+pub(crate) async fn list_models(State(api): State<Api>) -> Response {
+    let snapshot = api.frontend.directory().snapshot();
+    let models: Vec<_> =
+        snapshot.entries().iter().map(|entry| model_object(&api, entry, entry.route.name.as_str())).collect();
+    axum::Json(json!({"object": "list", "data": models})).into_response()
+}
+
+pub(crate) async fn show_model(State(api): State<Api>, name: Result<Path<String>, PathRejection>) -> Response {
+    let name = name.map_or_else(|_| String::new(), |Path(name)| name);
+    match api.frontend.directory().resolve(&name) {
+        Some(entry) => axum::Json(model_object(&api, &entry, &name)).into_response(),
+        None => ApiError::model_not_found(&name).into_response(),
+    }
+}
+
+fn model_object(api: &Api, entry: &Entry, name: &str) -> serde_json::Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": entry.created_unix_seconds,
+        "owned_by": "warmset",
+        "aliases": entry.aliases,
+        "digest": entry.route.digest,
+        "ready": api.frontend.is_ready(&entry.route.digest),
+    })
+}
+
+/// Reads a body within its limits. Nothing is read of one that says itself that it is too large.
+async fn read_body(config: &ApiConfig, request: Request) -> Result<Bytes, ApiError> {
+    if !is_json(request.headers()) {
+        return Err(ApiError::not_json());
+    }
+    let bytes_max = config.body_bytes_max;
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if declared.is_some_and(|length: u64| length > bytes_max as u64) {
+        return Err(ApiError::body_too_large(bytes_max));
+    }
+    let body = Limited::new(request.into_body(), bytes_max).collect();
+    match tokio::time::timeout(config.body_timeout, body).await {
+        Err(_) => Err(ApiError::body_too_slow()),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::body_too_large(bytes_max)),
+        Ok(Err(_)) => Err(ApiError::body("the body ended early")),
+    }
+}
+
+/// Whether the body is declared as JSON. Web pages of other origins cannot declare that without asking first.
+fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+async fn parse_aside<T: Send + 'static>(
+    body: Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() < PARSE_ASIDE_BYTES {
+        return parse(&body);
+    }
+    let parsed = tokio::task::spawn_blocking(move || parse(&body)).await;
+    parsed.unwrap_or_else(|_| Err(ApiError::internal("the body could not be parsed")))
+}
+
+fn resolve(api: &Api, call: &mut Call, model: &str) -> Result<Arc<Entry>, ApiError> {
+    let entry = api.frontend.directory().resolve(model).ok_or_else(|| ApiError::model_not_found(model))?;
+    call.resolved(entry.clone());
+    Ok(entry)
+}
+
+fn submit(
+    api: &Api,
+    call: &Call,
+    entry: &Entry,
+    jobs: Vec<Work>,
+    (tier, headers): (Option<Tier>, &HeaderMap),
+) -> Answers {
+    let class = tier.map_or(entry.route.priority, Tier::class);
+    let patience = patience(&api.config, headers);
+    let tickets = jobs.into_iter().map(|work| {
+        let (tenant, digest) = (call.tenant.clone(), entry.route.digest);
+        api.frontend.submit(Submission { tenant, digest, class, patience, work })
+    });
+    Answers::new(tickets.collect())
+}
+
+/// OpenAI's clients say how long they wait; an answer that begins later reaches nobody.
+fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
+    let said = headers.get("x-stainless-read-timeout").and_then(|value| value.to_str().ok()?.parse::<f64>().ok());
+    let said = said.filter(|seconds| *seconds > 0.0).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    said.map_or(config.patience, |said| said.min(config.patience))
+}
+
+fn envelope(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Envelope {
+    let prefix = if route == Route::Chat { "chatcmpl" } else { "cmpl" };
+    Envelope {
+        route,
+        id: format!("{prefix}-{}", call.name),
+        created: unix_seconds(),
+        model: asked.model.clone(),
+        fingerprint: entry.route.digest.fingerprint(),
+        tier: asked.tier,
+        include_usage: asked.include_usage,
+    }
+}
+
+fn refuse(mut call: Call, error: ApiError) -> Response {
+    call.failed(&error);
+    let mut response = error.into_response();
+    call.write_headers(response.headers_mut());
+    response
+}
+
+fn json_response(call: &Call, body: Vec<u8>) -> Response {
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    call.write_headers(response.headers_mut());
+    response
+}
+
+async fn whole_response(mut call: Call, mut answers: Answers, envelope: Envelope, choices: u32) -> Response {
+    match collect(&mut call, &mut answers, choices).await {
+        Ok((choices, usage)) => {
+            call.answered(usage);
+            json_response(&call, envelope.whole(&choices, usage))
+        }
+        Err(error) => refuse(call, error),
+    }
+}
+
+async fn collect(call: &mut Call, answers: &mut Answers, choices: u32) -> Result<(Vec<Choice>, Usage), ApiError> {
+    let mut read: Vec<Vec<Choice>> = Vec::new();
+    let mut usage = Usage::default();
+    while !answers.all_ended() {
+        let (request, update) = answers.next().await;
+        let Some(reply) = reply_of(update)? else { continue };
+        if read.len() <= request {
+            read.resize_with(request + 1, || vec![Choice::default(); choices as usize]);
+        }
+        let nobody = || ApiError::internal("the engine answered for a choice nobody asked for");
+        match reply {
+            Reply::Queued { .. } | Reply::Loading { .. } => {}
+            Reply::Started { start, worker, .. } => call.started(start, worker),
+            Reply::Delta { choice, text } => {
+                let choice = read[request].get_mut(choice as usize).ok_or_else(nobody)?;
+                choice.text.push_str(&text);
+            }
+            Reply::ChoiceDone { choice, finish } => {
+                read[request].get_mut(choice as usize).ok_or_else(nobody)?.finish = Some(finish);
+            }
+            Reply::Done { usage: used, timings } => {
+                call.first_token_after_start(timings.first_token_seconds);
+                add_usage(&mut usage, used);
+            }
+            Reply::Embedded { .. } | Reply::Failed { .. } | Reply::Rejected(_) => {
+                return Err(ApiError::internal("the engine answered something else than was asked"));
+            }
+        }
+    }
+    let choices: Vec<Choice> = read.into_iter().flatten().collect();
+    if choices.iter().any(|choice| choice.finish.and_then(objects::finish_word).is_none()) {
+        return Err(ApiError::internal("the engine ended without ending every choice"));
+    }
+    Ok((choices, usage))
+}
+
+/// The status line waits a moment: a refusal gets its own status, and headers tell how the model was found. After
+/// that the stream begins and says what it waits for.
+async fn stream_response(
+    api: &Api,
+    mut call: Call,
+    mut answers: Answers,
+    envelope: Envelope,
+    choices: u32,
+) -> Response {
+    let requests = answers.len();
+    let grace = tokio::time::sleep(api.config.stream_grace);
+    tokio::pin!(grace);
+    let refusal = loop {
+        tokio::select! {
+            biased;
+            update = answers.look() => match update {
+                Update::Reply(Reply::Started { start, worker, .. }) => {
+                    call.started(*start, *worker);
+                    break None;
+                }
+                update if is_refusal(update) => break Some(update.clone()),
+                update if update.is_last() => break None,
+                _ => {}
+            },
+            () = &mut grace => break None,
+        }
+    };
+    if let Some(Err(error)) = refusal.map(reply_of) {
+        return refuse(call, error);
+    }
+    let started = call.has_started();
+    call.expect_start();
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::OK;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    call.write_headers(headers);
+    let events =
+        EventStream::new(answers, call, envelope, (requests, choices), (api.config.heartbeat_interval, started));
+    *response.body_mut() = Body::from_stream(events.into_stream());
+    response
+}
+
+fn is_refusal(update: &Update) -> bool {
+    matches!(update, Update::Refused(_) | Update::Lost | Update::Reply(Reply::Failed { .. } | Reply::Rejected(_)))
+}

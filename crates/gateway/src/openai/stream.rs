@@ -1,0 +1,209 @@
+//! A generation as server-sent events. Comments keep the connection alive until the first chunk; a stream that cannot
+//! be finished ends with an error event and a broken body, never like a finished one.
+
+use super::{
+    call::{Answers, Call, add_usage, reply_of},
+    objects::{Envelope, finish_word},
+};
+use crate::{errors::ApiError, frontend::Update};
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use std::{fmt, time::Duration};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use warmset_core::inference::{Reply, Usage};
+
+/// Bytes written at once when several chunks are already here.
+const WRITE_BYTES: usize = 16 << 10;
+
+/// Why a body ends without its end.
+#[derive(Debug)]
+pub(crate) struct BrokenStream;
+
+impl fmt::Display for BrokenStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the stream could not be finished")
+    }
+}
+
+impl std::error::Error for BrokenStream {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Only comments so far.
+    Waiting,
+    /// Chunks.
+    Answering,
+    /// The error event is out; the body breaks next.
+    Breaking,
+    Ended,
+}
+
+/// Everything one stream needs.
+pub(crate) struct EventStream {
+    answers: Answers,
+    call: Call,
+    envelope: Envelope,
+    /// Choices of each request.
+    choices: u32,
+    opened: Vec<bool>,
+    finished: Vec<bool>,
+    usage: Usage,
+    phase: Phase,
+    heartbeat: Interval,
+    comment: String,
+}
+
+impl EventStream {
+    pub(crate) fn new(
+        answers: Answers,
+        call: Call,
+        envelope: Envelope,
+        (requests, choices): (usize, u32),
+        (interval, started): (Duration, bool),
+    ) -> Self {
+        let total = requests * choices as usize;
+        // A stream that begins before its engine does says so at once.
+        let first = if started { Instant::now() + interval } else { Instant::now() };
+        let mut heartbeat = tokio::time::interval_at(first, interval);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let comment = ": waiting".to_owned();
+        let (opened, finished) = (vec![false; total], vec![false; total]);
+        let (usage, phase) = (Usage::default(), Phase::Waiting);
+        Self { answers, call, envelope, choices, opened, finished, usage, phase, heartbeat, comment }
+    }
+
+    /// The events as a body.
+    pub(crate) fn into_stream(self) -> impl Stream<Item = Result<Bytes, BrokenStream>> + Send {
+        stream::unfold(self, |mut events| async move {
+            let next = events.next().await?;
+            Some((next, events))
+        })
+    }
+
+    async fn next(&mut self) -> Option<Result<Bytes, BrokenStream>> {
+        match self.phase {
+            Phase::Ended => return None,
+            Phase::Breaking => {
+                // The connection writes out the error event while this body has nothing more.
+                tokio::task::yield_now().await;
+                self.phase = Phase::Ended;
+                return Some(Err(BrokenStream));
+            }
+            Phase::Waiting | Phase::Answering => {}
+        }
+        let mut out = Vec::new();
+        while out.is_empty() && !self.is_over() {
+            let next = tokio::select! {
+                biased;
+                next = self.answers.next() => next,
+                _ = self.heartbeat.tick(), if self.phase == Phase::Waiting => {
+                    self.write_comment(&mut out);
+                    break;
+                }
+            };
+            self.take(next, &mut out);
+            while out.len() < WRITE_BYTES
+                && !self.is_over()
+                && let Some(next) = self.answers.try_next()
+            {
+                self.take(next, &mut out);
+            }
+        }
+        Some(Ok(out.into()))
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Breaking | Phase::Ended)
+    }
+
+    fn write_comment(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.comment.as_bytes());
+        out.extend_from_slice(b"\n\n");
+    }
+
+    fn say(&mut self, comment: String, out: &mut Vec<u8>) {
+        if self.phase == Phase::Waiting && self.comment != comment {
+            self.comment = comment;
+            self.write_comment(out);
+            self.heartbeat.reset();
+        }
+    }
+
+    fn take(&mut self, (request, update): (usize, Update), out: &mut Vec<u8>) {
+        if let Update::Position(position) = update {
+            return self.say(format!(": queued position={position}"), out);
+        }
+        match reply_of(update) {
+            Ok(Some(reply)) => self.take_reply(request, reply, out),
+            Ok(None) => {}
+            Err(error) => self.fail(&error, out),
+        }
+    }
+
+    fn take_reply(&mut self, request: usize, reply: Reply, out: &mut Vec<u8>) {
+        match reply {
+            Reply::Queued { position } => self.say(format!(": queued position={position}"), out),
+            Reply::Loading { fraction } => self.say(format!(": loading {:.0}%", fraction * 100.0), out),
+            Reply::Started { start, worker, .. } => {
+                self.call.started(start, worker);
+                self.comment = ": running".to_owned();
+            }
+            Reply::Delta { choice, text } => match self.index(request, choice) {
+                Some(index) => {
+                    self.call.first_token();
+                    self.open(index, out);
+                    if !text.is_empty() {
+                        self.envelope.write_text(index, &text, out);
+                    }
+                }
+                None => self.fail(&ApiError::internal("the engine answered for a choice nobody asked for"), out),
+            },
+            Reply::ChoiceDone { choice, finish } => match (self.index(request, choice), finish_word(finish)) {
+                (Some(index), Some(word)) => {
+                    self.open(index, out);
+                    self.finished[index as usize] = true;
+                    self.envelope.write_finish(index, word, out);
+                }
+                _ => self.fail(&ApiError::internal("the engine broke the answer off"), out),
+            },
+            Reply::Done { usage, .. } => {
+                add_usage(&mut self.usage, usage);
+                if self.answers.all_ended() {
+                    self.finish(out);
+                }
+            }
+            Reply::Embedded { .. } | Reply::Failed { .. } | Reply::Rejected(_) => {
+                self.fail(&ApiError::internal("the engine answered something else than was asked"), out);
+            }
+        }
+    }
+
+    /// The place of a choice in the whole response.
+    fn index(&self, request: usize, choice: u32) -> Option<u32> {
+        (choice < self.choices).then(|| u32::try_from(request).ok()?.checked_mul(self.choices)?.checked_add(choice))?
+    }
+
+    fn open(&mut self, index: u32, out: &mut Vec<u8>) {
+        self.phase = Phase::Answering;
+        if !std::mem::replace(&mut self.opened[index as usize], true) {
+            self.envelope.write_role(index, out);
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if !self.finished.iter().all(|finished| *finished) {
+            return self.fail(&ApiError::internal("the engine ended without ending every choice"), out);
+        }
+        self.envelope.write_end(self.usage, out);
+        self.call.answered(self.usage);
+        self.phase = Phase::Ended;
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(error.json().as_bytes());
+        out.extend_from_slice(b"\n\n");
+        self.call.failed(error);
+        self.phase = Phase::Breaking;
+    }
+}

@@ -1,0 +1,169 @@
+//! Both listeners' routes, each with the scope that guards it: what is not in these tables is not there.
+
+use crate::{
+    admin::{self, AdminBackend, AdminState},
+    errors::ApiError,
+    frontend::Frontend,
+    openai::{self, Api, ApiConfig, ReadyProbe},
+};
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, delete, get, post},
+};
+use std::{sync::Arc, time::Duration};
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Anybody: probes.
+    Health,
+    /// Callers of models.
+    Inference,
+    /// Administrators.
+    Admin,
+}
+
+/// One route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// The method.
+    pub method: &'static str,
+    /// The path, in axum's notation.
+    pub path: &'static str,
+    /// Who may use it.
+    pub scope: Scope,
+}
+
+type Table<S> = Vec<(RouteSpec, MethodRouter<S>)>;
+
+fn route<S: Clone + Send + Sync + 'static, H, T>(
+    method: &'static str,
+    path: &'static str,
+    scope: Scope,
+    handler: H,
+) -> (RouteSpec, MethodRouter<S>)
+where
+    H: axum::handler::Handler<T, S>,
+    T: 'static,
+{
+    let handle = match method {
+        "POST" => post(handler),
+        "DELETE" => delete(handler),
+        _ => get(handler),
+    };
+    (RouteSpec { method, path, scope }, handle)
+}
+
+fn inference_table() -> Table<Api> {
+    use Scope::{Health, Inference};
+    vec![
+        route("GET", "/health/live", Health, live),
+        route("GET", "/health/ready", Health, ready),
+        route("POST", "/v1/chat/completions", Inference, openai::chat_completions),
+        route("POST", "/v1/completions", Inference, openai::completions),
+        route("POST", "/v1/embeddings", Inference, openai::embeddings),
+        route("GET", "/v1/models", Inference, openai::list_models),
+        route("GET", "/v1/models/{*name}", Inference, openai::show_model),
+    ]
+}
+
+fn admin_table() -> Table<AdminState> {
+    use Scope::Admin;
+    vec![
+        route("GET", "/metrics", Admin, admin::metrics),
+        route("GET", "/admin/v1/models", Admin, admin::list_models),
+        route("POST", "/admin/v1/models", Admin, admin::add_model),
+        route("GET", "/admin/v1/models/{name}", Admin, admin::show_model),
+        route("DELETE", "/admin/v1/models/{name}", Admin, admin::remove_model),
+        route("POST", "/admin/v1/models/{name}/pin", Admin, admin::pin_model),
+        route("POST", "/admin/v1/models/{name}/unpin", Admin, admin::unpin_model),
+        route("POST", "/admin/v1/models/{name}/load", Admin, admin::load_model),
+        route("POST", "/admin/v1/models/{name}/unload", Admin, admin::unload_model),
+        route("GET", "/admin/v1/models/{name}/logs", Admin, admin::model_logs),
+        route("GET", "/admin/v1/workers", Admin, admin::workers),
+        route("GET", "/admin/v1/ledger", Admin, admin::ledger),
+        route("GET", "/admin/v1/events", Admin, admin::events),
+        route("POST", "/admin/v1/drain", Admin, admin::drain),
+    ]
+}
+
+/// Every route of the inference listener.
+pub fn inference_routes() -> Vec<RouteSpec> {
+    inference_table().into_iter().map(|(spec, _)| spec).collect()
+}
+
+/// Every route of the admin listener.
+pub fn admin_routes() -> Vec<RouteSpec> {
+    admin_table().into_iter().map(|(spec, _)| spec).collect()
+}
+
+fn build<S: Clone + Send + Sync + 'static>(table: Table<S>) -> Router<S> {
+    let router = table.into_iter().fold(Router::new(), |router, (spec, handler)| router.route(spec.path, handler));
+    router
+        .fallback(|request: Request| async move { ApiError::no_such_route(request.uri().path()) })
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+}
+
+/// The inference listener: OpenAI's routes and the probes. `ready` adds what the program knows (a warm set that is
+/// still loading, say) to what the gateway knows itself.
+pub fn inference_router(frontend: Frontend, config: ApiConfig, ready: ReadyProbe) -> Router {
+    build(inference_table()).with_state(Api { frontend, config: Arc::new(config), ready })
+}
+
+/// The admin listener. Every route of it needs a key once there is one.
+pub fn admin_router(frontend: Frontend, backend: Arc<dyn AdminBackend>, access: admin::AdminAccess) -> Router {
+    let access = Arc::new(access);
+    let guard = axum::middleware::from_fn_with_state(access, admin::guard);
+    // The fallbacks lie behind the guard too: without a key nobody learns what is there.
+    build(admin_table()).layer(guard).with_state(AdminState { frontend, backend })
+}
+
+/// How long the run loop may take to answer before it counts as stuck.
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Alive: the run loop answers. Never that a model is loaded, or a slow load would be a restart loop.
+async fn live(State(api): State<Api>) -> Response {
+    match api.frontend.figures(LIVENESS_TIMEOUT).await {
+        Some(_) => plain(StatusCode::OK, "live\n".to_owned()),
+        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the gateway's run loop does not answer\n".to_owned()),
+    }
+}
+
+/// Ready: accepting requests now.
+async fn ready(State(api): State<Api>) -> Response {
+    let ready = api.frontend.accepts().map_err(str::to_owned).and_then(|()| (api.ready)());
+    match ready {
+        Ok(()) => plain(StatusCode::OK, "ready\n".to_owned()),
+        Err(reason) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+fn plain(status: StatusCode, text: String) -> Response {
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    (status, [(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_route_has_its_scope_and_admin_is_never_on_the_inference_listener() {
+        for spec in inference_routes() {
+            let expected = if spec.path.starts_with("/health/") { Scope::Health } else { Scope::Inference };
+            assert_eq!(spec.scope, expected, "{spec:?}");
+            assert!(spec.path.starts_with("/v1/") || spec.path.starts_with("/health/"), "{spec:?}");
+        }
+        for spec in admin_routes() {
+            assert_eq!(spec.scope, Scope::Admin, "{spec:?}");
+            assert!(spec.path.starts_with("/admin/v1/") || spec.path == "/metrics", "{spec:?}");
+        }
+        let all: Vec<RouteSpec> = inference_routes().into_iter().chain(admin_routes()).collect();
+        let distinct: BTreeSet<(&str, &str)> = all.iter().map(|spec| (spec.method, spec.path)).collect();
+        assert_eq!(distinct.len(), all.len());
+    }
+}
