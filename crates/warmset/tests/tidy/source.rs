@@ -187,10 +187,13 @@ mod tests {
     fn braces_in_comments_strings_and_characters_do_not_count() {
         let source = "fn first() {\n    let a = '{'; // {\n    let b = \"}\\\"{\";\n    let c = r#\"\"{{\"#;\n}\n/* { /* { */ */\nfn second<'a>(x: &'a str) -> [u8; 2] { x; }\n";
         let found = functions(&blank_comments_and_literals(source));
-        assert_eq!(found, [
-            Function { name: "first".into(), line: 1, lines: 5 },
-            Function { name: "second".into(), line: 7, lines: 1 },
-        ]);
+        assert_eq!(
+            found,
+            [
+                Function { name: "first".into(), line: 1, lines: 5 },
+                Function { name: "second".into(), line: 7, lines: 1 },
+            ]
+        );
     }
 
     #[test]
