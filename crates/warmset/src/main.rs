@@ -1,2 +1,28 @@
-//! warmset
-fn main() {}
+//! Warmset: one pool that keeps models warm inside a memory budget.
+//!
+//! This is the binary: command line, configuration and wiring. `cli` reads what is asked, `config` the file, `library`
+//! keeps catalog and store in step, `serve` puts gateway, worker and admin together. Modules in reading order.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod config;
+mod output;
+
+mod client;
+mod data;
+mod library;
+mod machine;
+mod profile;
+mod settings;
+
+mod admin_backend;
+mod facts;
+mod link;
+mod listeners;
+mod serve;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -1,0 +1,367 @@
+//! What administrators can do, over catalog, store, worker and gateway.
+
+use crate::{
+    library::{Library, ModelOptions, Stored, is_unknown, measurement_json, model_json, parse_name},
+    link::StoredArtifacts,
+    profile, settings,
+};
+use anyhow::{Result, anyhow};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use warmset_catalog::{CatalogError, Measurement};
+use warmset_core::{
+    Digest, MemoryVector, ModelName, WorkerId,
+    worker::{LedgerLine, ModelState, PoolMemory},
+};
+use warmset_gateway::{
+    admin::{AdminBackend, AdminError, AdminFuture, EventLog},
+    directory::Entry,
+    frontend::Frontend,
+    metrics::TierBytes,
+};
+use warmset_store::StoreError;
+use warmset_worker::{AgentHandle, MemoryReport};
+
+/// How long a scrape waits for the gateway's own figures.
+const FIGURES_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a draining server looks whether its requests have ended.
+const DRAIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// One server: everything the admin routes work on.
+pub(crate) struct Server {
+    pub(crate) library: Arc<Library>,
+    pub(crate) artifacts: Arc<StoredArtifacts>,
+    pub(crate) agent: AgentHandle,
+    pub(crate) frontend: Frontend,
+    pub(crate) events: Arc<EventLog>,
+    pub(crate) worker: WorkerId,
+    pub(crate) worker_type: String,
+    pub(crate) cores: u32,
+    /// Names of the memory tiers: `host`, then the devices.
+    pub(crate) tiers: Vec<String>,
+    /// Where inference is served.
+    pub(crate) listen: String,
+    pub(crate) draining: AtomicBool,
+}
+
+impl Server {
+    /// What was measured on this kind of machine, by digest.
+    async fn measured(&self) -> Result<BTreeMap<Digest, Measurement>> {
+        let all = self.library.catalog.measurements().await?;
+        let own = all.into_iter().filter(|(_, kind, _)| *kind == self.worker_type);
+        Ok(own.map(|(digest, _, measurement)| (digest, measurement)).collect())
+    }
+
+    /// Lets the gateway's names mean what the catalog says.
+    pub(crate) async fn publish(&self) -> Result<()> {
+        let measured = self.measured().await?;
+        let entries = self.library.all().await?.into_iter().map(|stored| Entry {
+            route: settings::route(&stored, measured.get(&stored.model.digest)),
+            created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
+            aliases: stored.model.aliases,
+        });
+        self.frontend.publish(entries.collect());
+        Ok(())
+    }
+
+    /// Tells the worker of a model, new or changed.
+    async fn configure(&self, stored: &Stored) -> Result<()> {
+        let digest = stored.model.digest;
+        self.artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
+        let measured = self.library.catalog.measurement(&digest, &self.worker_type).await?;
+        self.agent.configure(settings::model_config(stored, measured.as_ref())?);
+        Ok(())
+    }
+
+    async fn lines(&self) -> Result<BTreeMap<Digest, LedgerLine>> {
+        Ok(self.agent.ledger().await?.into_iter().map(|line| (line.digest, line)).collect())
+    }
+
+    /// A model as it is now, with every measurement.
+    async fn document(&self, name: &ModelName) -> Result<Value> {
+        let stored = self.library.get(name).await?;
+        let lines = self.lines().await?;
+        let measurements = self.library.measurements(&stored.model.digest).await?;
+        let own = measurements.iter().find(|(kind, _)| *kind == self.worker_type).map(|(_, measurement)| measurement);
+        let mut document = with_line(&stored, lines.get(&stored.model.digest), own);
+        let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
+        document["measurements"] = shown.collect();
+        Ok(document)
+    }
+
+    async fn list(&self) -> Result<Value> {
+        let (measured, lines) = (self.measured().await?, self.lines().await?);
+        let stored = self.library.all().await?;
+        let models = stored.iter().map(|stored| {
+            let digest = &stored.model.digest;
+            with_line(stored, lines.get(digest), measured.get(digest))
+        });
+        Ok(json!({ "models": models.collect::<Vec<_>>() }))
+    }
+
+    async fn add(&self, body: Value) -> Result<Value> {
+        let options: ModelOptions =
+            serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
+        let added = self.library.add(&options, Box::new(|_, _| {})).await?;
+        let name = added.model.name;
+        if !added.existed {
+            self.configure(&self.library.get(&name).await?).await?;
+        }
+        self.publish().await?;
+        let mut document = self.document(&name).await?;
+        document["existed"] = json!(added.existed);
+        Ok(document)
+    }
+
+    async fn remove(&self, name: &ModelName) -> Result<Value> {
+        let model = self.library.remove(name).await?;
+        // First no name leads to it, then it drains.
+        self.publish().await?;
+        self.agent.forget(model.digest);
+        self.artifacts.forget(&model.digest);
+        Ok(json!({ "name": model.name, "digest": model.digest, "removed": true }))
+    }
+
+    async fn pin(&self, name: &ModelName, pin: bool) -> Result<Value> {
+        let model = self.library.pin(name, pin).await?;
+        self.configure(&self.library.get(&model.name).await?).await?;
+        self.document(&model.name).await
+    }
+
+    async fn load(&self, name: &ModelName, wait: bool) -> Result<Value> {
+        let digest = self.library.catalog.resolve(name).await?.digest;
+        if wait {
+            self.agent.load(digest).await.map_err(|error| anyhow!("{name} cannot be loaded: {}", error.message))?;
+        } else {
+            self.agent.prewarm(digest);
+        }
+        self.document(name).await
+    }
+
+    async fn unload(&self, name: &ModelName) -> Result<Value> {
+        self.agent.unload(self.library.catalog.resolve(name).await?.digest).await?;
+        self.document(name).await
+    }
+
+    async fn logs(&self, name: &ModelName, lines: usize) -> Result<Value> {
+        let digest = self.library.catalog.resolve(name).await?.digest;
+        let agent = self.agent.clone();
+        let tail = tokio::task::spawn_blocking(move || agent.log_tail(&digest, lines)).await??;
+        Ok(json!({ "name": name, "digest": digest, "lines": tail }))
+    }
+
+    async fn act(&self, name: &ModelName, action: &str, body: &Value) -> Result<Value> {
+        match action {
+            "alias" => self.alias(name, body).await,
+            "profile" => {
+                let stored = self.library.get(name).await?;
+                let measured = profile::measure(&self.agent, &stored).await?;
+                profile::store(&self.library, &stored, &self.worker_type, &measured).await
+            }
+            _ => Err(anyhow!("there is no action {action}: there are pin, unpin, load, unload, alias and profile")),
+        }
+    }
+
+    async fn alias(&self, name: &ModelName, body: &Value) -> Result<Value> {
+        let Some(text) = body["alias"].as_str() else { return Err(anyhow!("the body must name an alias")) };
+        let alias = parse_name(text)?;
+        if body["remove"] == true {
+            self.library.catalog.remove_alias(&alias).await?;
+        } else {
+            self.library.catalog.add_alias(&alias, &self.library.catalog.resolve(name).await?.name).await?;
+        }
+        self.publish().await?;
+        Ok(json!({ "alias": alias }))
+    }
+
+    async fn workers_document(&self) -> Result<Value> {
+        let (lines, memory, engines) = (self.lines().await?, self.agent.memory().await?, self.agent.engines().await?);
+        let engines = engines.into_iter().map(|(digest, pid)| {
+            let line = lines.get(&digest);
+            json!({
+                "digest": digest, "pid": pid,
+                "name": line.map(|line| &line.name), "state": line.map(|line| line.state),
+            })
+        });
+        let worker = json!({
+            "id": self.worker, "type": self.worker_type, "cores": self.cores,
+            "draining": self.draining.load(Ordering::Acquire),
+            "memory": self.memory_json(&memory), "engines": engines.collect::<Vec<_>>(),
+        });
+        Ok(json!({ "listen": self.listen, "workers": [worker] }))
+    }
+
+    async fn ledger_document(&self) -> Result<Value> {
+        let lines: Vec<LedgerLine> = self.agent.ledger().await?;
+        Ok(json!({ "memory": self.memory_json(&self.agent.memory().await?), "entries": lines }))
+    }
+
+    fn memory_json(&self, report: &MemoryReport) -> Value {
+        let tiers = self.tier_bytes(report).into_iter().map(|tier| {
+            json!({
+                "tier": tier.tier, "capacity_bytes": tier.capacity, "reserve_bytes": tier.reserve,
+                "loading_bytes": tier.loading, "resident_bytes": tier.resident,
+                "unloading_bytes": tier.unloading, "free_bytes": tier.free,
+            })
+        });
+        json!({
+            "tiers": tiers.collect::<Vec<_>>(), "pools": report.pools, "overhead_bytes": report.overhead_bytes,
+            "oldest_pending_load_seconds": report.oldest_pending_load.as_secs_f64(),
+        })
+    }
+
+    fn tier_bytes(&self, report: &MemoryReport) -> Vec<TierBytes> {
+        let tiers = self.tiers.iter().enumerate().map(|(device, tier)| {
+            let sum = |part: fn(&PoolMemory) -> &MemoryVector| {
+                report.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(part(pool).get(device)))
+            };
+            TierBytes {
+                tier: tier.clone(),
+                capacity: report.capacity.get(device),
+                reserve: report.reserve.get(device),
+                loading: sum(|pool| &pool.loading),
+                resident: sum(|pool| &pool.resident),
+                unloading: sum(|pool| &pool.unloading),
+                kv: 0,
+                free: sum(|pool| &pool.free),
+            }
+        });
+        tiers.collect()
+    }
+
+    /// Accepts nothing new, lets every accepted request end, then unloads everything and ends the worker.
+    pub(crate) async fn drain_all(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.frontend.drain();
+        while self.frontend.requests().await > 0 {
+            tokio::time::sleep(DRAIN_PAUSE).await;
+        }
+        self.agent.drain().await;
+    }
+
+    async fn refresh(&self) {
+        // A worker that has ended has nothing to report.
+        if let (Ok(report), Ok(lines)) = (self.agent.memory().await, self.agent.ledger().await) {
+            self.frontend.metrics().set_ledger(&self.tier_bytes(&report), &lines);
+        }
+        if let Some(figures) = self.frontend.figures(FIGURES_TIMEOUT).await {
+            let directory = self.frontend.directory();
+            self.frontend.metrics().set_gateway(&figures, &|digest| directory.name_of(digest));
+        }
+    }
+}
+
+/// A model with what the ledger says of it.
+fn with_line(stored: &Stored, line: Option<&LedgerLine>, measured: Option<&Measurement>) -> Value {
+    let state = line.map_or(ModelState::Absent, |line| line.state);
+    let mut document = model_json(stored, state, measured);
+    if let Some(line) = line {
+        document["in_flight"] = json!(line.in_flight);
+        document["waiting"] = json!(line.waiting);
+        document["demand_per_second"] = json!(line.demand_per_second);
+    }
+    document
+}
+
+/// Whose fault an error is.
+fn admin_error(error: anyhow::Error) -> AdminError {
+    let message = format!("{error:#}");
+    if is_unknown(&error) {
+        return AdminError::not_found(message);
+    }
+    let catalog_fails = matches!(error.downcast_ref::<CatalogError>(), Some(error) if !error.is_callers_fault());
+    let store_fails = matches!(error.downcast_ref::<StoreError>(), Some(error) if !error.is_source_fault());
+    if catalog_fails || store_fails { AdminError::internal(message) } else { AdminError::refused(message) }
+}
+
+fn answer<'a>(work: impl Future<Output = Result<Value>> + Send + 'a) -> AdminFuture<'a> {
+    Box::pin(async move { work.await.map_err(admin_error) })
+}
+
+/// The admin routes' view of a server.
+#[derive(Clone)]
+pub(crate) struct Backend(pub(crate) Arc<Server>);
+
+impl AdminBackend for Backend {
+    fn list_models(&self) -> AdminFuture<'_> {
+        answer(self.0.list())
+    }
+
+    fn show_model(&self, name: ModelName) -> AdminFuture<'_> {
+        answer(async move { self.0.document(&name).await })
+    }
+
+    fn add_model(&self, body: Value) -> AdminFuture<'_> {
+        answer(self.0.add(body))
+    }
+
+    fn remove_model(&self, name: ModelName) -> AdminFuture<'_> {
+        answer(async move { self.0.remove(&name).await })
+    }
+
+    fn pin_model(&self, name: ModelName, pin: bool) -> AdminFuture<'_> {
+        answer(async move { self.0.pin(&name, pin).await })
+    }
+
+    fn load_model(&self, name: ModelName, wait: bool) -> AdminFuture<'_> {
+        answer(async move { self.0.load(&name, wait).await })
+    }
+
+    fn unload_model(&self, name: ModelName) -> AdminFuture<'_> {
+        answer(async move { self.0.unload(&name).await })
+    }
+
+    fn act_on_model(&self, name: ModelName, action: String, body: Value) -> AdminFuture<'_> {
+        answer(async move { self.0.act(&name, &action, &body).await })
+    }
+
+    fn model_logs(&self, name: ModelName, lines: usize) -> AdminFuture<'_> {
+        answer(async move { self.0.logs(&name, lines).await })
+    }
+
+    fn workers(&self) -> AdminFuture<'_> {
+        answer(self.0.workers_document())
+    }
+
+    fn ledger(&self) -> AdminFuture<'_> {
+        answer(self.0.ledger_document())
+    }
+
+    fn drain(&self) -> AdminFuture<'_> {
+        let server = self.0.clone();
+        tokio::spawn(async move { server.drain_all().await });
+        answer(async { Ok(json!({ "draining": true })) })
+    }
+
+    fn refresh_metrics(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.0.refresh())
+    }
+
+    fn events(&self) -> Arc<EventLog> {
+        self.0.events.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_whose_fault_they_are() {
+        let name = ModelName::parse("a").unwrap();
+        let status = |error: anyhow::Error| admin_error(error).status;
+        assert_eq!(status(CatalogError::UnknownModel(name.clone()).into()), 404);
+        assert_eq!(status(CatalogError::NameTaken(name).into()), 422);
+        assert_eq!(status(CatalogError::DiskFull.into()), 500);
+        assert_eq!(status(StoreError::NotAFile { path: "/".into(), kind: "a directory" }.into()), 422);
+        assert_eq!(status(StoreError::DiskFull { directory: "/".into(), needed_bytes: 1 }.into()), 500);
+        assert_eq!(status(anyhow!("not a model")), 422);
+    }
+}

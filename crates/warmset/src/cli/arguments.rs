@@ -1,0 +1,273 @@
+//! The command line, as clap reads it.
+
+use crate::{
+    config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, units},
+    library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
+};
+use clap::{Args, Parser, Subcommand};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use warmset_core::{Bytes, Priority, gateway::ColdPolicy};
+use warmset_engine::protocol::EngineKind;
+
+/// One pool that keeps models warm inside a memory budget.
+#[derive(Debug, Parser)]
+#[command(name = "warmset", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: GlobalArguments,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command understands.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GlobalArguments {
+    /// Print one JSON document on stdout and nothing else
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Admin listener of a running server [default: 127.0.0.1:8081]
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "WARMSET_SERVER")]
+    pub(crate) server: Option<String>,
+    /// Data directory [default: $XDG_DATA_HOME/warmset or ~/.local/share/warmset]
+    #[arg(long, global = true, value_name = "DIR", env = "WARMSET_DATA")]
+    pub(crate) data: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve models over HTTP from one memory budget
+    Serve(Box<ServeArguments>),
+    /// Add, list, pin, load, measure and remove models
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Chat with a model in the terminal, or send it one prompt
+    Run(RunArguments),
+    /// Check this machine, the data directory and the server
+    Doctor,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// An engine process; started by the worker only
+    #[command(hide = true)]
+    Engine,
+}
+
+/// `warmset serve`
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    /// Configuration file (TOML); the command line wins over it
+    #[arg(long, value_name = "FILE", env = "WARMSET_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address for inference [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Address for administration, a loopback one [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin_listen: Option<SocketAddr>,
+    /// Memory the pool may use, such as 2GiB [default: 80 % of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub(crate) memory: Option<Bytes>,
+    /// Part of it that is kept free [default: a tenth, at least 384MiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub(crate) reserve: Option<Bytes>,
+    /// Write every event of both machines into this directory, for replay
+    #[arg(long, value_name = "DIR")]
+    pub(crate) record: Option<PathBuf>,
+}
+
+/// `warmset model ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Copy a model into the store and give it a name
+    Add(Box<AddArguments>),
+    /// List all models
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show everything about a model
+    Show {
+        /// Name or alias
+        name: String,
+    },
+    /// Remove a model, its aliases and the files nothing else uses
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// Name or alias
+        name: String,
+    },
+    /// Keep a model in memory whatever happens
+    Pin {
+        /// Name or alias
+        name: String,
+    },
+    /// Let a model be evicted again
+    Unpin {
+        /// Name or alias
+        name: String,
+    },
+    /// Load a model now and wait until it is ready
+    Load {
+        /// Name or alias
+        name: String,
+        /// Return at once
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Unload a model as soon as it is idle
+    Unload {
+        /// Name or alias
+        name: String,
+    },
+    /// Print what the engines of a model have written
+    Logs {
+        /// Name or alias
+        name: String,
+        /// How many lines, the last ones
+        #[arg(long, short = 'n', default_value_t = 100)]
+        lines: usize,
+    },
+    /// Load a model alone and measure time, memory and speed
+    Profile {
+        /// Name or alias
+        name: String,
+    },
+    /// Further names for models
+    #[command(subcommand)]
+    Alias(AliasCommand),
+}
+
+/// `warmset model alias ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum AliasCommand {
+    /// Let a further name mean a model
+    Add {
+        /// The new name
+        alias: String,
+        /// The model's own name
+        model: String,
+    },
+    /// Take a further name away
+    Remove {
+        /// The name
+        alias: String,
+    },
+    /// List all further names
+    List,
+}
+
+/// `warmset model add`
+#[derive(Debug, Args)]
+pub(crate) struct AddArguments {
+    /// What callers will name it
+    name: String,
+    /// A path or a file:// URL
+    source: String,
+    /// Further names
+    #[arg(long = "alias", value_name = "NAME")]
+    aliases: Vec<String>,
+    /// Engine, llama or synthetic [default: llama for .gguf]
+    #[arg(long, value_parser = parse_engine)]
+    engine: Option<EngineKind>,
+    /// Never evict it, and load it at start
+    #[arg(long)]
+    pin: bool,
+    /// critical, standard or batch
+    #[arg(long, value_parser = parse_priority)]
+    priority: Option<Priority>,
+    /// Requests that run at once [default: as --parallel]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PARALLEL_MAX)))]
+    max_concurrency: Option<u32>,
+    /// How many of those only critical requests may use
+    #[arg(long, value_name = "N")]
+    critical_reserve: Option<u32>,
+    /// Sequences the engine computes together [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PARALLEL_MAX)))]
+    parallel: Option<u32>,
+    /// Tokens per sequence [default: the model's own limit, at most 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CONTEXT_TOKENS_MAX)))]
+    context_tokens: Option<u32>,
+    /// The most memory its process may take
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    memory_cap: Option<Bytes>,
+    /// What callers get while it is cold: wait or reject
+    #[arg(long, value_parser = parse_cold)]
+    cold: Option<ColdPolicy>,
+    /// Part of the memory it lives in
+    #[arg(long, value_parser = parse_pool)]
+    pool: Option<String>,
+    /// Unload after so long without a request
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    keep_alive: Option<Duration>,
+    /// cpu, gpu, or gpu:N for N accelerators
+    #[arg(long, value_parser = parse_accelerators)]
+    device: Option<u32>,
+}
+
+impl AddArguments {
+    /// The same as options.
+    pub(crate) fn into_options(self) -> ModelOptions {
+        ModelOptions {
+            name: self.name,
+            source: self.source,
+            aliases: self.aliases,
+            digest: None,
+            engine: self.engine,
+            pin: self.pin.then_some(true),
+            priority: self.priority,
+            max_concurrency: self.max_concurrency,
+            critical_reserve: self.critical_reserve,
+            parallel: self.parallel,
+            context_tokens: self.context_tokens,
+            memory_cap_bytes: self.memory_cap,
+            cold: self.cold,
+            pool: self.pool,
+            keep_alive_seconds: self.keep_alive.map(|duration| duration.as_secs_f64()),
+            accelerators: self.device,
+        }
+    }
+}
+
+/// `warmset run`
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// Name or alias
+    pub(crate) name: String,
+    /// What to say; without it a chat begins, or the prompt is read from a pipe
+    pub(crate) prompt: Vec<String>,
+    /// Instructions that come before the conversation
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// The most tokens of each answer
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<u32>,
+    /// How freely to choose words, 0 to 2
+    #[arg(long)]
+    pub(crate) temperature: Option<f32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_reach_the_model() {
+        let line = "warmset model add a /m.gguf --pin --priority batch --memory-cap 1GiB --cold reject --keep-alive 5m \
+                    --device gpu:2 --max-concurrency 3 --parallel 2 --context-tokens 512 --pool small --alias b";
+        let arguments = Arguments::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Model(ModelCommand::Add(add)) = arguments.command else { panic!("another command") };
+        let options = add.into_options();
+        assert_eq!((options.pin, options.priority), (Some(true), Some(Priority::Batch)));
+        assert_eq!((options.memory_cap_bytes, options.keep_alive_seconds), (Some(1 << 30), Some(300.0)));
+        assert_eq!((options.cold, options.accelerators), (Some(ColdPolicy::Reject), Some(2)));
+        assert_eq!((options.max_concurrency, options.parallel, options.context_tokens), (Some(3), Some(2), Some(512)));
+        assert_eq!((options.pool.as_deref(), options.aliases.as_slice()), (Some("small"), ["b".to_owned()].as_slice()));
+    }
+}

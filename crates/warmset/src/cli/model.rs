@@ -1,0 +1,333 @@
+//! `warmset model`: the same on a server and on a data directory.
+
+use super::{
+    arguments::{AliasCommand, GlobalArguments, ModelCommand},
+    place::Place,
+};
+use crate::{
+    client::{Client, model_path},
+    config::units::{format_bytes, format_seconds},
+    library::{Library, ModelOptions, is_unknown, measurement_json, model_json, parse_name},
+    output::{Output, bytes_of, fields, short_digest, table, text_of},
+    profile,
+};
+use anyhow::{Result, anyhow, bail};
+use hyper::Method;
+use serde_json::{Value, json};
+use warmset_core::worker::ModelState;
+use warmset_store::parse_source;
+
+/// Runs a command and prints its result.
+pub(crate) async fn run(command: ModelCommand, global: &GlobalArguments, output: Output) -> Result<()> {
+    check(&command)?;
+    let place = Place::find(global).await?;
+    match command {
+        ModelCommand::Add(add) => {
+            let document = add_model(&place, add.into_options(), output).await?;
+            output.result(&document, |document| {
+                let verb = if document["existed"] == true { "already there:" } else { "added" };
+                format!("{verb} {} ({})", text_of(document, "name"), text_of(document, "digest"))
+            });
+        }
+        ModelCommand::List => {
+            let document = list(&place).await?;
+            output.result(&document, list_text);
+        }
+        ModelCommand::Show { name } => {
+            let document = show(&place, &name).await?;
+            output.result(&document, show_text);
+        }
+        ModelCommand::Remove { name } => {
+            let document = remove(&place, &name).await?;
+            output.result(&document, |document| format!("removed {}", text_of(document, "name")));
+        }
+        ModelCommand::Pin { name } => pin(&place, &name, true, output).await?,
+        ModelCommand::Unpin { name } => pin(&place, &name, false, output).await?,
+        ModelCommand::Load { name, no_wait } => {
+            let _spinner = output.spinner(&format!("loading {name}"));
+            let query = if no_wait { "/load?wait=false" } else { "/load" };
+            let document = server(&place, "load")?.call(Method::POST, &model_path(&name, query), None).await?;
+            output.result(&document, |document| format!("{name} is {}", text_of(document, "state")));
+        }
+        ModelCommand::Unload { name } => {
+            let document = server(&place, "unload")?.call(Method::POST, &model_path(&name, "/unload"), None).await?;
+            output.result(&document, |document| format!("{name} is {}", text_of(document, "state")));
+        }
+        ModelCommand::Logs { name, lines } => {
+            let document = logs(&place, &name, lines).await?;
+            output.result(&document, logs_text);
+        }
+        ModelCommand::Profile { name } => {
+            let _spinner = output.spinner(&format!("measuring {name}"));
+            let document = match &place {
+                Place::Server(client) => client.call(Method::POST, &model_path(&name, "/profile"), None).await?,
+                Place::Directory { library, lock } => profile::run_alone(library, lock.root(), &name).await?,
+            };
+            output.result(&document, profile_text);
+        }
+        ModelCommand::Alias(command) => alias(&place, command, output).await?,
+    }
+    Ok(())
+}
+
+/// Refuses what cannot be a name before anything is opened or asked.
+fn check(command: &ModelCommand) -> Result<()> {
+    match command {
+        ModelCommand::Show { name }
+        | ModelCommand::Remove { name }
+        | ModelCommand::Pin { name }
+        | ModelCommand::Unpin { name }
+        | ModelCommand::Load { name, .. }
+        | ModelCommand::Unload { name }
+        | ModelCommand::Logs { name, .. }
+        | ModelCommand::Profile { name } => parse_name(name).map(drop),
+        _ => Ok(()),
+    }
+}
+
+fn server<'a>(place: &'a Place, what: &str) -> Result<&'a Client> {
+    match place {
+        Place::Server(client) => Ok(client),
+        Place::Directory { .. } => bail!("no server runs, so there is nothing to {what}: start `warmset serve` first"),
+    }
+}
+
+async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> Result<Value> {
+    parse_name(&options.name)?;
+    match place {
+        Place::Directory { library, .. } => {
+            let added = library.add(&options, output.bytes_progress(&options.name)).await?;
+            let mut document = show_stored(library, &options.name).await?;
+            document["existed"] = json!(added.existed);
+            Ok(document)
+        }
+        Place::Server(client) => {
+            // The server has a working directory of its own.
+            options.source = absolute(&options.source)?;
+            let _spinner = output.spinner(&format!("adding {}", options.name));
+            Ok(client.call(Method::POST, "/admin/v1/models", Some(&serde_json::to_value(&options)?)).await?)
+        }
+    }
+}
+
+fn absolute(source: &str) -> Result<String> {
+    let path = std::path::absolute(parse_source(source)?)?;
+    path.into_os_string().into_string().map_err(|path| anyhow!("the path {} is not UTF-8", path.display()))
+}
+
+async fn list(place: &Place) -> Result<Value> {
+    match place {
+        Place::Server(client) => Ok(client.get("/admin/v1/models").await?),
+        Place::Directory { library, .. } => {
+            let stored = library.all().await?;
+            let models: Vec<Value> = stored.iter().map(|model| model_json(model, ModelState::Absent, None)).collect();
+            Ok(json!({ "models": models }))
+        }
+    }
+}
+
+async fn show(place: &Place, name: &str) -> Result<Value> {
+    match place {
+        Place::Server(client) => Ok(client.get(&model_path(name, "")).await?),
+        Place::Directory { library, .. } => show_stored(library, name).await,
+    }
+}
+
+async fn show_stored(library: &Library, name: &str) -> Result<Value> {
+    let stored = library.get(&parse_name(name)?).await?;
+    let mut document = model_json(&stored, ModelState::Absent, None);
+    let measurements = library.measurements(&stored.model.digest).await?;
+    let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
+    document["measurements"] = shown.collect();
+    Ok(document)
+}
+
+async fn remove(place: &Place, name: &str) -> Result<Value> {
+    match place {
+        Place::Server(client) => Ok(client.call(Method::DELETE, &model_path(name, ""), None).await?),
+        Place::Directory { library, .. } => {
+            let removed = library.remove(&parse_name(name)?).await?;
+            Ok(json!({ "name": removed.name, "digest": removed.digest, "removed": true }))
+        }
+    }
+}
+
+async fn pin(place: &Place, name: &str, pin: bool, output: Output) -> Result<()> {
+    let document = match place {
+        Place::Server(client) => {
+            let action = if pin { "/pin" } else { "/unpin" };
+            client.call(Method::POST, &model_path(name, action), None).await?
+        }
+        Place::Directory { library, .. } => {
+            let model = library.pin(&parse_name(name)?, pin).await?;
+            show_stored(library, model.name.as_str()).await?
+        }
+    };
+    let verb = if pin { "pinned" } else { "unpinned" };
+    output.result(&document, |document| format!("{verb} {}", text_of(document, "name")));
+    Ok(())
+}
+
+async fn logs(place: &Place, name: &str, lines: usize) -> Result<Value> {
+    let client = server(place, "read logs from")?;
+    Ok(client.get(&model_path(name, &format!("/logs?lines={lines}"))).await?)
+}
+
+async fn alias(place: &Place, command: AliasCommand, output: Output) -> Result<()> {
+    match command {
+        AliasCommand::List => {
+            let document = aliases(place).await?;
+            output.result(&document, |document| {
+                let rows = document["aliases"].as_array().into_iter().flatten();
+                table(&["ALIAS", "MODEL"], rows.map(|row| vec![text_of(row, "alias"), text_of(row, "model")]))
+            });
+        }
+        AliasCommand::Add { alias, model } => {
+            change_alias(place, &alias, Some(&model)).await?;
+            let document = json!({ "alias": alias, "model": model });
+            output.result(&document, |_| format!("{alias} now means {model}"));
+        }
+        AliasCommand::Remove { alias } => {
+            change_alias(place, &alias, None).await?;
+            output.result(&json!({ "alias": alias, "removed": true }), |_| format!("removed the alias {alias}"));
+        }
+    }
+    Ok(())
+}
+
+async fn aliases(place: &Place) -> Result<Value> {
+    let models = list(place).await?;
+    let models = models["models"].as_array().into_iter().flatten();
+    let aliases: Vec<Value> = models
+        .flat_map(|model| {
+            let names = model["aliases"].as_array().into_iter().flatten();
+            names.map(|alias| json!({ "alias": alias, "model": model["name"] }))
+        })
+        .collect();
+    Ok(json!({ "aliases": aliases }))
+}
+
+/// Adds the alias to a model, or takes it away.
+async fn change_alias(place: &Place, alias: &str, model: Option<&str>) -> Result<()> {
+    let (name, wanted) = (parse_name(alias)?, model.map(parse_name).transpose()?);
+    match (place, wanted) {
+        (Place::Server(client), Some(model)) => {
+            let body = json!({ "alias": alias });
+            client.call(Method::POST, &model_path(model.as_str(), "/alias"), Some(&body)).await?;
+        }
+        (Place::Server(client), None) => {
+            let body = json!({ "alias": alias, "remove": true });
+            client.call(Method::POST, &model_path(alias, "/alias"), Some(&body)).await?;
+        }
+        (Place::Directory { library, .. }, Some(model)) => library.catalog.add_alias(&name, &model).await?,
+        (Place::Directory { library, .. }, None) => {
+            let removed = library.catalog.remove_alias(&name).await.map_err(anyhow::Error::from);
+            if removed.as_ref().is_err_and(is_unknown) {
+                bail!("{alias} is no alias: see `warmset model alias list`");
+            }
+            removed?;
+        }
+    }
+    Ok(())
+}
+
+fn list_text(document: &Value) -> String {
+    let models = document["models"].as_array().into_iter().flatten();
+    let rows = models.map(|model| {
+        vec![
+            text_of(model, "name"),
+            text_of(model, "state"),
+            if model["pin"] == true { "pinned".to_owned() } else { String::new() },
+            text_of(model, "engine"),
+            bytes_of(model, "size_bytes"),
+            format!("{}{}", if model["measured"] == true { "" } else { "~" }, bytes_of(model, "steady_bytes")),
+            short_digest(model),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    if rows.is_empty() {
+        return "no models yet: add one with `warmset model add NAME FILE`".to_owned();
+    }
+    table(&["NAME", "STATE", "PIN", "ENGINE", "FILE", "MEMORY", "DIGEST"], rows)
+}
+
+fn show_text(document: &Value) -> String {
+    let aliases = document["aliases"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut pairs = vec![
+        ("name", text_of(document, "name")),
+        ("digest", text_of(document, "digest")),
+        ("state", text_of(document, "state")),
+        ("aliases", aliases.collect::<Vec<_>>().join(", ")),
+        ("source", text_of(document, "source")),
+        ("engine", format!("{} ({})", text_of(document, "engine"), text_of(document, "architecture"))),
+        ("file", bytes_of(document, "size_bytes")),
+        (
+            "memory",
+            format!("{}, {} while loading", bytes_of(document, "steady_bytes"), bytes_of(document, "peak_bytes")),
+        ),
+    ];
+    let settings =
+        ["pin", "priority", "pool", "parallel", "max_concurrency", "critical_reserve", "context_tokens", "cold"];
+    pairs.extend(settings.map(|key| (key, text_of(document, key))));
+    let mut text = fields(&pairs);
+    for measured in document["measurements"].as_array().into_iter().flatten() {
+        text += &format!("\nmeasured on {}:\n{}", text_of(measured, "worker_type"), measurement_text(measured));
+    }
+    text
+}
+
+fn measurement_text(document: &Value) -> String {
+    let seconds = |key: &str| document[key].as_f64().map_or_else(|| "-".to_owned(), format_seconds);
+    let rate = |key: &str| document[key].as_f64().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1} tokens/s"));
+    fields(&[
+        ("download", seconds("download_seconds")),
+        ("verify", seconds("verify_seconds")),
+        ("load", seconds("load_seconds")),
+        ("warm-up", seconds("warm_up_seconds")),
+        ("first request", format!("{} slower", seconds("first_request_penalty_seconds"))),
+        ("peak memory", bytes_of(document, "peak_bytes")),
+        ("steady memory", bytes_of(document, "steady_bytes")),
+        ("prefill", rate("prefill_tokens_per_second")),
+        ("decode", rate("decode_tokens_per_second")),
+        ("KV per token", document["kv_bytes_per_token"].as_u64().map_or_else(|| "-".to_owned(), format_bytes)),
+    ])
+}
+
+fn profile_text(document: &Value) -> String {
+    format!("{} on {}\n{}", text_of(document, "name"), text_of(document, "worker_type"), measurement_text(document))
+}
+
+fn logs_text(document: &Value) -> String {
+    let lines = document["lines"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_models_read_well() {
+        let model = json!({
+            "name": "a", "digest": format!("sha256:{}", "ab".repeat(32)), "state": "ready", "pin": true,
+            "engine": "llama", "architecture": "llama", "size_bytes": 98_362_432u64, "steady_bytes": 2048u64,
+            "peak_bytes": 4096u64, "measured": false, "aliases": ["b"],
+            "measurements": [{"worker_type": "cpu-2", "load_seconds": 0.25}],
+        });
+        let text = list_text(&json!({ "models": [model] }));
+        for word in ["NAME", "ready", "pinned", "93.8 MiB", "~2.0 KiB", "abababababab"] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+        assert!(list_text(&json!({ "models": [] })).contains("no models yet"));
+        let text = show_text(&model);
+        assert!(text.contains("measured on cpu-2") && text.contains("250 ms"), "{text}");
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused_before_anything_is_asked() {
+        assert!(check(&ModelCommand::Show { name: "../x".into() }).is_err());
+        assert!(check(&ModelCommand::List).is_ok());
+        assert!(absolute("file://other/x").is_err());
+        assert!(absolute("x.gguf").unwrap().starts_with('/'));
+    }
+}

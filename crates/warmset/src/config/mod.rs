@@ -1,0 +1,252 @@
+//! The configuration file: TOML, every key checked, every problem reported with its line.
+
+mod reader;
+#[cfg(test)]
+mod tests;
+pub(crate) mod units;
+
+pub(crate) use reader::ConfigError;
+
+use crate::library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
+use reader::{Problem, Reader, Section};
+use std::{net::SocketAddr, path::Path, time::Duration};
+use warmset_core::{Bytes, Digest, ModelName};
+
+/// The longest configuration file that is read.
+pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
+/// Models one file may list.
+const MODELS_MAX: usize = 10_000;
+/// Devices one machine may have.
+const DEVICES_MAX: usize = 64;
+/// Parts the memory may be cut into.
+const SLICES_MAX: usize = 64;
+/// Sequences one engine may run at once.
+pub(crate) const PARALLEL_MAX: u32 = 1024;
+/// Tokens one sequence may hold.
+pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 24;
+
+/// Everything a configuration file may say. What it does not say is none.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct Config {
+    pub(crate) gateway: GatewayOptions,
+    pub(crate) worker: WorkerOptions,
+    pub(crate) residency: ResidencyOptions,
+    pub(crate) devices: Vec<DeviceOptions>,
+    pub(crate) models: Vec<ModelOptions>,
+}
+
+/// `[gateway]`
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct GatewayOptions {
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) admin_listen: Option<SocketAddr>,
+    pub(crate) max_body_bytes: Option<Bytes>,
+    pub(crate) queue_limit: Option<u32>,
+    pub(crate) queue_limit_per_model: Option<u32>,
+    pub(crate) first_byte_timeout: Option<Duration>,
+    pub(crate) drain_timeout: Option<Duration>,
+}
+
+/// `[worker]`
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct WorkerOptions {
+    pub(crate) memory: Option<Bytes>,
+    pub(crate) reserve: Option<Bytes>,
+    pub(crate) kind: Option<String>,
+    pub(crate) cores: Option<u32>,
+    pub(crate) concurrent_loads: Option<u32>,
+    pub(crate) load_deadline: Option<Duration>,
+    pub(crate) stop_deadline: Option<Duration>,
+    pub(crate) hang_deadline: Option<Duration>,
+    pub(crate) slices: Vec<SliceOptions>,
+}
+
+/// One part of the memory with a budget of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SliceOptions {
+    pub(crate) name: String,
+    pub(crate) memory: Bytes,
+}
+
+/// `[residency]`
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(crate) struct ResidencyOptions {
+    pub(crate) minimum_seconds: Option<Duration>,
+    pub(crate) priority_protection_seconds: Option<Duration>,
+    pub(crate) demand_half_life_seconds: Option<Duration>,
+    pub(crate) thrash_window_seconds: Option<Duration>,
+    pub(crate) thrash_threshold: Option<f64>,
+}
+
+/// `[[device]]`
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct DeviceOptions {
+    pub(crate) id: String,
+    pub(crate) memory: Bytes,
+    pub(crate) reserve: Bytes,
+}
+
+/// Reads a file. Every problem in it is reported at once.
+pub(crate) fn read_file(path: &Path) -> Result<Config, ConfigError> {
+    let unreadable =
+        |reason: String| ConfigError { path: path.to_path_buf(), problems: vec![Problem { line: 1, message: reason }] };
+    let metadata = std::fs::metadata(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    if !metadata.is_file() || metadata.len() > CONFIG_BYTES_MAX {
+        return Err(unreadable(format!("must be a regular file of at most {CONFIG_BYTES_MAX} bytes")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    parse(&text).map_err(|problems| ConfigError { path: path.to_path_buf(), problems })
+}
+
+/// Reads a text.
+fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+    let (mut reader, table) = Reader::new(text);
+    let mut root = Section::root(table);
+    let gateway = root.take_table(&mut reader, "gateway");
+    let worker = root.take_table(&mut reader, "worker");
+    let residency = root.take_table(&mut reader, "residency");
+    let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
+    let models = root.take_tables(&mut reader, "model", MODELS_MAX);
+    root.finish(&mut reader);
+    let config = Config {
+        gateway: read_gateway(&mut reader, gateway),
+        worker: read_worker(&mut reader, worker),
+        residency: read_residency(&mut reader, residency),
+        devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
+        models: read_models(&mut reader, models),
+    };
+    if reader.problems.is_empty() {
+        return Ok(config);
+    }
+    reader.problems.sort();
+    Err(reader.problems)
+}
+
+fn read_gateway(reader: &mut Reader<'_>, mut section: Section<'_>) -> GatewayOptions {
+    let options = GatewayOptions {
+        listen: section.take(reader, "listen", reader::address),
+        admin_listen: section.take(reader, "admin_listen", reader::address),
+        max_body_bytes: section.take(reader, "max_body_bytes", reader::bytes),
+        queue_limit: section.take(reader, "queue_limit", reader::integer(1, u32::MAX)),
+        queue_limit_per_model: section.take(reader, "queue_limit_per_model", reader::integer(1, u32::MAX)),
+        first_byte_timeout: section.take(reader, "first_byte_timeout", reader::duration),
+        drain_timeout: section.take(reader, "drain_timeout", reader::duration),
+    };
+    section.finish(reader);
+    options
+}
+
+fn read_worker(reader: &mut Reader<'_>, mut section: Section<'_>) -> WorkerOptions {
+    let slices = section.take_tables(reader, "slices", SLICES_MAX);
+    let options = WorkerOptions {
+        memory: section.take(reader, "memory", reader::bytes),
+        reserve: section.take(reader, "reserve", reader::bytes),
+        kind: section.take(reader, "type", reader::text),
+        cores: section.take(reader, "cores", reader::integer(1, 4096)),
+        concurrent_loads: section.take(reader, "concurrent_loads", reader::integer(1, 64)),
+        load_deadline: section.take(reader, "load_deadline", reader::duration),
+        stop_deadline: section.take(reader, "stop_deadline", reader::duration),
+        hang_deadline: section.take(reader, "hang_deadline", reader::duration),
+        slices: slices.into_iter().filter_map(|slice| read_slice(reader, slice)).collect(),
+    };
+    section.finish(reader);
+    options
+}
+
+fn read_slice(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<SliceOptions> {
+    let name = required(reader, &mut section, "name", reader::parsed(parse_pool));
+    let memory = required(reader, &mut section, "memory", reader::bytes);
+    section.finish(reader);
+    Some(SliceOptions { name: name?, memory: memory? })
+}
+
+fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> ResidencyOptions {
+    let options = ResidencyOptions {
+        minimum_seconds: section.take(reader, "minimum_seconds", reader::duration),
+        priority_protection_seconds: section.take(reader, "priority_protection_seconds", reader::duration),
+        demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::duration),
+        thrash_window_seconds: section.take(reader, "thrash_window_seconds", reader::duration),
+        thrash_threshold: section.take(reader, "thrash_threshold", reader::number),
+    };
+    section.finish(reader);
+    options
+}
+
+fn read_device(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<DeviceOptions> {
+    let id = required(reader, &mut section, "id", reader::text);
+    let memory = required(reader, &mut section, "memory", reader::bytes);
+    let reserve = section.take(reader, "reserve", reader::bytes).unwrap_or(0);
+    section.finish(reader);
+    Some(DeviceOptions { id: id?, memory: memory?, reserve })
+}
+
+fn read_models(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<ModelOptions> {
+    let mut names = std::collections::BTreeSet::new();
+    let mut models = Vec::new();
+    for section in sections {
+        let offset = section.offset();
+        let Some(model) = read_model(reader, section) else { continue };
+        for name in std::iter::once(&model.name).chain(&model.aliases) {
+            if !names.insert(name.clone()) {
+                reader.report(offset, format!("the name {name} is used twice"));
+            }
+        }
+        models.push(model);
+    }
+    models
+}
+
+fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<ModelOptions> {
+    let name = required(reader, &mut section, "name", reader::parsed(ModelName::parse));
+    let source = required(reader, &mut section, "source", reader::text);
+    let aliases = section.take(reader, "aliases", |value| {
+        let names = reader::texts(value)?;
+        names.iter().try_for_each(|alias| ModelName::parse(alias).map(drop)).map_err(|error| error.to_string())?;
+        Ok(names)
+    });
+    let keep_alive = section.take(reader, "keep_alive", reader::duration);
+    let options = ModelOptions {
+        name: name.as_ref().map(ToString::to_string).unwrap_or_default(),
+        source: source.clone().unwrap_or_default(),
+        aliases: aliases.unwrap_or_default(),
+        digest: section.take(reader, "digest", reader::parsed(Digest::parse)),
+        engine: section.take(reader, "engine", reader::parsed(parse_engine)),
+        pin: section.take(reader, "pin", reader::boolean),
+        priority: section.take(reader, "priority", reader::parsed(parse_priority)),
+        max_concurrency: section.take(reader, "max_concurrency", reader::integer(1, PARALLEL_MAX)),
+        critical_reserve: section.take(reader, "critical_reserve", reader::integer(0, PARALLEL_MAX)),
+        parallel: section.take(reader, "parallel", reader::integer(1, PARALLEL_MAX)),
+        context_tokens: section.take(reader, "context_tokens", reader::integer(0, CONTEXT_TOKENS_MAX)),
+        memory_cap_bytes: section.take(reader, "memory_cap", reader::bytes),
+        cold: section.take(reader, "cold", reader::parsed(parse_cold)),
+        pool: section.take(reader, "pool", reader::parsed(parse_pool)),
+        keep_alive_seconds: keep_alive.map(|duration| duration.as_secs_f64()),
+        accelerators: section.take(reader, "device", reader::parsed(parse_accelerators)),
+    };
+    section.finish(reader);
+    (name.is_some() && source.is_some()).then_some(options)
+}
+
+/// A name for a part of the memory.
+pub(crate) fn parse_pool(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if !text.is_empty() && text.len() <= 64 && text.bytes().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{text:?} is not a pool name: use 1 to 64 characters of A-Z a-z 0-9 . _ -"))
+    }
+}
+
+fn required<'i, T>(
+    reader: &mut Reader<'_>,
+    section: &mut Section<'i>,
+    key: &'static str,
+    read: impl FnOnce(&toml::de::DeValue<'i>) -> Result<T, String>,
+) -> Option<T> {
+    let before = reader.problems.len();
+    let value = section.take(reader, key, read);
+    if value.is_none() && reader.problems.len() == before {
+        reader.report(section.offset(), format!("{key} is missing"));
+    }
+    value
+}

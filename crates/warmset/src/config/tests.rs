@@ -1,0 +1,124 @@
+//! Tests of the configuration file.
+
+use super::*;
+use proptest::prelude::*;
+use warmset_core::{Priority, gateway::ColdPolicy};
+use warmset_engine::protocol::EngineKind;
+
+fn problems(text: &str) -> Vec<(usize, String)> {
+    parse(text).unwrap_err().into_iter().map(|problem| (problem.line, problem.message)).collect()
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = parse(
+        r#"
+        [gateway]
+        listen = "127.0.0.1:18080"
+        admin_listen = "[::1]:18081"
+        max_body_bytes = "1MiB"
+        queue_limit = 10
+        queue_limit_per_model = 5
+        first_byte_timeout = "500ms"
+        drain_timeout = 30
+
+        [worker]
+        memory = "2GiB"
+        reserve = 1000
+        type = "cpu-2"
+        cores = 2
+        concurrent_loads = 1
+        load_deadline = "10m"
+        stop_deadline = "5s"
+        hang_deadline = "1m"
+        slices = [{ name = "small", memory = "512MiB" }]
+
+        [residency]
+        minimum_seconds = 1.5
+        priority_protection_seconds = 2
+        demand_half_life_seconds = 300
+        thrash_window_seconds = 60
+        thrash_threshold = 0.5
+
+        [[device]]
+        id = "gpu0"
+        memory = "80GiB"
+        reserve = "1GiB"
+
+        [[model]]
+        name = "org/a"
+        aliases = ["a"]
+        source = "/models/a.json"
+        digest = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+        engine = "synthetic"
+        pin = true
+        priority = "critical"
+        max_concurrency = 4
+        critical_reserve = 1
+        parallel = 4
+        context_tokens = 2048
+        memory_cap = "1GiB"
+        cold = "reject"
+        pool = "small"
+        keep_alive = "5m"
+        device = "gpu:2"
+        "#,
+    )
+    .unwrap();
+    assert_eq!(config.gateway.first_byte_timeout, Some(Duration::from_millis(500)));
+    assert_eq!(config.gateway.drain_timeout, Some(Duration::from_secs(30)));
+    assert_eq!((config.worker.memory, config.worker.reserve), (Some(2 << 30), Some(1000)));
+    assert_eq!(config.worker.slices, [SliceOptions { name: "small".into(), memory: 512 << 20 }]);
+    assert_eq!(config.residency.minimum_seconds, Some(Duration::from_millis(1500)));
+    assert_eq!(config.devices, [DeviceOptions { id: "gpu0".into(), memory: 80 << 30, reserve: 1 << 30 }]);
+    let model = &config.models[0];
+    assert_eq!((model.engine, model.pin), (Some(EngineKind::Synthetic), Some(true)));
+    assert_eq!((model.priority, model.cold), (Some(Priority::Critical), Some(ColdPolicy::Reject)));
+    assert_eq!((model.keep_alive_seconds, model.accelerators), (Some(300.0), Some(2)));
+    assert_eq!(model.aliases, ["a"]);
+}
+
+#[test]
+fn an_empty_file_says_nothing() {
+    assert_eq!(parse(""), Ok(Config::default()));
+}
+
+#[test]
+fn all_problems_are_reported_with_their_lines() {
+    let found = problems(
+        "[gateway]\nlisten = \"nowhere\"\nlistne = 1\n\n[worker]\nmemory = \"lots\"\ncores = 0\n\n[kv]\nhost = 1\n\n[[model]]\nsource = \"/a\"\npin = \"yes\"\n",
+    );
+    let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
+    assert_eq!(lines, [2, 3, 6, 7, 9, 12, 14], "{found:?}");
+    let texts: Vec<&str> = found.iter().map(|(_, message)| message.as_str()).collect();
+    assert!(texts[0].contains("nowhere"), "{texts:?}");
+    assert!(texts[1].contains("unknown key gateway.listne: did you mean listen?"), "{texts:?}");
+    assert!(texts[2].contains("lots"), "{texts:?}");
+    assert!(texts[3].contains("worker.cores: must be between 1"), "{texts:?}");
+    assert!(texts[4].contains("unknown key kv: known here: gateway, worker"), "{texts:?}");
+    assert!(texts[5].contains("name is missing"), "{texts:?}");
+    assert!(texts[6].contains("model.pin: must be true or false, not string"), "{texts:?}");
+}
+
+#[test]
+fn broken_syntax_does_not_hide_other_problems() {
+    let found = problems("[worker]\nmemory = \n[gateway]\nlistne = 1\n");
+    assert!(found.iter().any(|(line, _)| *line == 2), "{found:?}");
+    assert!(found.iter().any(|(line, message)| *line == 4 && message.contains("listne")), "{found:?}");
+}
+
+#[test]
+fn names_are_checked_and_unique() {
+    let found = problems(
+        "[[model]]\nname = \"../a\"\nsource = \"/a\"\n[[model]]\nname = \"b\"\nsource = \"/b\"\n[[model]]\nname = \"c\"\naliases = [\"b\"]\nsource = \"/c\"\n",
+    );
+    assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 7], "{found:?}");
+    assert!(found[1].1.contains("the name b is used twice"), "{found:?}");
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused_without_a_panic(text in "[\\[\\]a-z=\"0-9\n .{},]{0,200}") {
+        let _ = parse(&text);
+    }
+}

@@ -1,0 +1,66 @@
+//! Models as JSON, the same from the server and from a data directory.
+
+use super::{Shape, Stored, slots};
+use serde_json::{Value, json};
+use warmset_catalog::Measurement;
+use warmset_core::{ModelName, worker::ModelState};
+
+/// A model as `model list --json` and the admin routes show it.
+pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&Measurement>) -> Value {
+    let Stored { model, manifest, shape, .. } = stored;
+    let settings = &model.settings;
+    let (peak, steady) = match measured {
+        Some(measurement) => (&measurement.peak, &measurement.steady),
+        None => (&shape.peak, &shape.steady),
+    };
+    json!({
+        "name": model.name,
+        "digest": model.digest,
+        "aliases": model.aliases.iter().map(ModelName::as_str).collect::<Vec<_>>(),
+        "state": state,
+        "source": model.source,
+        "engine": settings.engine,
+        "architecture": shape.architecture,
+        "size_bytes": manifest.files.iter().map(|file| file.size_bytes).sum::<u64>(),
+        "files": manifest.files,
+        "pin": settings.pin,
+        "priority": settings.priority,
+        "pool": settings.pool,
+        "parallel": settings.parallel,
+        "max_concurrency": slots(settings),
+        "critical_reserve": settings.critical_reserve,
+        "context_tokens": settings.context_tokens,
+        "memory_cap_bytes": settings.memory_cap_bytes,
+        "cold": settings.cold,
+        "keep_alive_seconds": settings.keep_alive_seconds,
+        "accelerators": settings.accelerators,
+        "steady_bytes": steady.total_bytes(),
+        "peak_bytes": peak.total_bytes(),
+        "measured": measured.is_some(),
+        "created_unix_milliseconds": model.created_unix_milliseconds,
+        "updated_unix_milliseconds": model.updated_unix_milliseconds,
+    })
+}
+
+/// A measurement as `model show --json` and `model profile --json` show it.
+pub(crate) fn measurement_json(worker_type: &str, measurement: &Measurement, shape: &Shape) -> Value {
+    let timings = measurement.timings;
+    json!({
+        "worker_type": worker_type,
+        "download_seconds": timings.fetch_seconds,
+        "verify_seconds": timings.verify_seconds,
+        "load_seconds": timings.load_seconds,
+        "warm_up_seconds": timings.warm_up_seconds,
+        "total_seconds": timings.total_seconds(),
+        "peak_bytes": measurement.peak.total_bytes(),
+        "steady_bytes": measurement.steady.total_bytes(),
+        "peak": measurement.peak,
+        "steady": measurement.steady,
+        "first_request_penalty_seconds": measurement.first_request_penalty_seconds,
+        "prefill_tokens_per_second": measurement.prefill_tokens_per_second,
+        "decode_tokens_per_second": measurement.decode_tokens_per_second,
+        "kv_bytes_per_token": measurement.kv_bytes_per_token.or(shape.kv_bytes_per_token),
+        "measured_unix_milliseconds": measurement.measured_unix_milliseconds,
+        "samples": measurement.samples,
+    })
+}

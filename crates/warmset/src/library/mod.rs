@@ -1,0 +1,220 @@
+//! The models of one installation: catalog and artifact store kept in step, for the server and for commands alike.
+
+mod document;
+mod options;
+mod shape;
+mod take;
+
+pub(crate) use document::{measurement_json, model_json};
+pub(crate) use options::{
+    ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots,
+};
+pub(crate) use shape::Shape;
+
+use anyhow::{Context, Result, anyhow};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use take::Taken;
+use tokio::sync::Mutex;
+use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings, NewModel};
+use warmset_core::{Digest, ModelName};
+use warmset_store::{Manifest, Store};
+
+/// Hears of a copy's progress: `(done_bytes, total_bytes)`.
+pub(crate) type Progress = Box<dyn FnMut(u64, u64) + Send>;
+
+/// Catalog and store.
+pub(crate) struct Library {
+    pub(crate) store: Arc<Store>,
+    pub(crate) catalog: Catalog,
+    /// One change at a time: a file that is being added is not yet referenced and must not be removed.
+    changes: Mutex<()>,
+}
+
+/// A model with all that is known to load it.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    pub(crate) model: Model,
+    pub(crate) manifest: Manifest,
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) shape: Shape,
+}
+
+/// What came of adding a model.
+pub(crate) struct Added {
+    pub(crate) model: Model,
+    /// It was there already, unchanged.
+    pub(crate) existed: bool,
+    /// The model that had this name before and is gone.
+    pub(crate) replaced: Option<Model>,
+}
+
+impl Library {
+    /// Opens both. The caller holds the lock of the data directory.
+    pub(crate) async fn open(root: &Path) -> Result<Self> {
+        let store = Arc::new(Store::open(&root.join("store"))?);
+        let path = root.join("catalog.db");
+        let location = path.to_str().with_context(|| format!("the path {} is not UTF-8", path.display()))?;
+        let catalog = Catalog::open(location).await?;
+        Ok(Self { store, catalog, changes: Mutex::new(()) })
+    }
+
+    /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes nothing.
+    pub(crate) async fn add(&self, options: &ModelOptions, progress: Progress) -> Result<Added> {
+        self.add_or_replace(options, progress, false).await
+    }
+
+    /// Adds a model as the configuration file wants it: a name that meant something else, or other settings, give way.
+    pub(crate) async fn ensure(&self, options: &ModelOptions, progress: Progress) -> Result<Added> {
+        let name = parse_name(&options.name)?;
+        if let Ok(model) = self.catalog.model(&name).await
+            && let Some(settings) = take::unchanged(options, &model)
+        {
+            self.catalog.set_settings(&name, &settings).await?;
+            self.ensure_aliases(&name, &options.aliases).await?;
+            return Ok(Added { model: self.catalog.model(&name).await?, existed: true, replaced: None });
+        }
+        self.add_or_replace(options, progress, true).await
+    }
+
+    async fn add_or_replace(&self, options: &ModelOptions, progress: Progress, replace: bool) -> Result<Added> {
+        let name = parse_name(&options.name)?;
+        let _one_at_a_time = self.changes.lock().await;
+        let store = self.store.clone();
+        let wanted = options.clone();
+        let taken = tokio::task::spawn_blocking(move || take::take(&store, &wanted, progress)).await??;
+        let outcome = self.enter(&name, options, &taken, replace).await;
+        if !matches!(&outcome, Ok(added) if !added.existed && added.replaced.is_none()) {
+            self.remove_unreferenced().await;
+        }
+        outcome
+    }
+
+    /// Writes what was taken into the catalog.
+    async fn enter(&self, name: &ModelName, options: &ModelOptions, taken: &Taken, replace: bool) -> Result<Added> {
+        if let Some(expected) = options.digest
+            && expected != taken.digest
+        {
+            return Err(anyhow!("{} has digest {}, not {expected}: check the source", options.source, taken.digest));
+        }
+        let mut replaced = None;
+        if let Ok(known) = self.catalog.model(name).await {
+            if known.digest == taken.digest {
+                if replace {
+                    self.catalog.set_settings(name, &taken.settings).await?;
+                }
+                self.ensure_aliases(name, &options.aliases).await?;
+                return Ok(Added { model: self.catalog.model(name).await?, existed: true, replaced: None });
+            }
+            if !replace {
+                let digest = known.digest;
+                return Err(anyhow!(
+                    "{name} is already {digest}: remove it first, or add this file under another name"
+                ));
+            }
+            replaced = Some(self.catalog.remove_model(name).await?);
+        }
+        let new = NewModel {
+            name: name.clone(),
+            digest: taken.digest,
+            manifest: taken.manifest.canonical_json()?,
+            source: options.source.clone(),
+            settings: taken.settings.clone(),
+        };
+        self.catalog.add_model(&new).await?;
+        self.ensure_aliases(name, &options.aliases).await?;
+        Ok(Added { model: self.catalog.model(name).await?, existed: false, replaced })
+    }
+
+    async fn ensure_aliases(&self, name: &ModelName, aliases: &[String]) -> Result<()> {
+        let known = self.catalog.model(name).await?.aliases;
+        for alias in aliases {
+            let alias = parse_name(alias)?;
+            if !known.contains(&alias) {
+                self.catalog.add_alias(&alias, name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a model and the files that nothing else uses.
+    pub(crate) async fn remove(&self, name: &ModelName) -> Result<Model> {
+        let _one_at_a_time = self.changes.lock().await;
+        let name = self.catalog.resolve(name).await?.name;
+        let model = self.catalog.remove_model(&name).await?;
+        self.remove_unreferenced().await;
+        Ok(model)
+    }
+
+    /// Pins or unpins a model.
+    pub(crate) async fn pin(&self, name: &ModelName, pin: bool) -> Result<Model> {
+        let model = self.catalog.resolve(name).await?;
+        let settings = ModelSettings { pin, ..model.settings };
+        self.catalog.set_settings(&model.name, &settings).await?;
+        Ok(self.catalog.model(&model.name).await?)
+    }
+
+    /// All models with what is needed to load them.
+    pub(crate) async fn all(&self) -> Result<Vec<Stored>> {
+        let models = self.catalog.models().await?;
+        let store = self.store.clone();
+        let read = move || models.into_iter().map(|model| stored(&store, model)).collect();
+        tokio::task::spawn_blocking(read).await?
+    }
+
+    /// One model, by name or alias.
+    pub(crate) async fn get(&self, name: &ModelName) -> Result<Stored> {
+        let model = self.catalog.resolve(name).await?;
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || stored(&store, model)).await?
+    }
+
+    /// What was measured of a model, on every kind of machine.
+    pub(crate) async fn measurements(&self, digest: &Digest) -> Result<Vec<(String, Measurement)>> {
+        let all = self.catalog.measurements().await?;
+        let own = all.into_iter().filter(|(known, _, _)| known == digest);
+        Ok(own.map(|(_, kind, measurement)| (kind, measurement)).collect())
+    }
+
+    /// Removes files that no model refers to. Failing costs only disk space, so it never fails a change.
+    async fn remove_unreferenced(&self) {
+        let result = async {
+            let mut referenced = BTreeSet::new();
+            for model in self.catalog.models().await? {
+                referenced.extend(Manifest::from_canonical_json(&model.manifest)?.files.iter().map(|file| file.sha256));
+            }
+            let store = self.store.clone();
+            anyhow::Ok(tokio::task::spawn_blocking(move || store.remove_unreferenced(&referenced)).await??)
+        };
+        match result.await {
+            Ok(removed) if removed.files > 0 => tracing::info!(removed.files, removed.bytes, "removed unused files"),
+            Ok(_) => {}
+            Err(error) => tracing::warn!("cannot remove unused files: {error:#}"),
+        }
+    }
+}
+
+/// Reads what the store holds of a model.
+fn stored(store: &Store, model: Model) -> Result<Stored> {
+    let manifest = Manifest::from_canonical_json(&model.manifest)
+        .with_context(|| format!("the catalog entry of {} is broken", model.name))?;
+    let files: Vec<PathBuf> = manifest.files.iter().map(|file| store.path_of(&file.sha256)).collect();
+    let shape = take::load_of(&model.settings).and_then(|load| Shape::read(&files, load)).unwrap_or_else(|reason| {
+        tracing::warn!(model = %model.name, "{reason}");
+        Shape::guess(manifest.files.iter().map(|file| file.size_bytes).sum())
+    });
+    Ok(Stored { model, manifest, files, shape })
+}
+
+/// Parses a name given by a user.
+pub(crate) fn parse_name(text: &str) -> Result<ModelName> {
+    ModelName::parse(text).map_err(|error| anyhow!("{text:?} is no model name: {error}"))
+}
+
+/// Whether an error says that the catalog has no such model.
+pub(crate) fn is_unknown(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CatalogError::UnknownModel(_)))
+}

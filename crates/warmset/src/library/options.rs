@@ -1,0 +1,163 @@
+//! What can be said of a model when it is added: by command line, configuration file or admin call alike.
+
+use crate::config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool};
+use serde::{Deserialize, Serialize};
+use warmset_catalog::ModelSettings;
+use warmset_core::{Bytes, Digest, PoolName, Priority, gateway::ColdPolicy};
+use warmset_engine::protocol::EngineKind;
+
+/// Accelerators one model may need.
+const ACCELERATORS_MAX: u32 = 64;
+
+/// A model as a user describes it. What is not said is none and takes its default.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ModelOptions {
+    pub(crate) name: String,
+    pub(crate) source: String,
+    pub(crate) aliases: Vec<String>,
+    pub(crate) digest: Option<Digest>,
+    pub(crate) engine: Option<EngineKind>,
+    pub(crate) pin: Option<bool>,
+    pub(crate) priority: Option<Priority>,
+    pub(crate) max_concurrency: Option<u32>,
+    pub(crate) critical_reserve: Option<u32>,
+    pub(crate) parallel: Option<u32>,
+    pub(crate) context_tokens: Option<u32>,
+    pub(crate) memory_cap_bytes: Option<Bytes>,
+    pub(crate) cold: Option<ColdPolicy>,
+    pub(crate) pool: Option<String>,
+    pub(crate) keep_alive_seconds: Option<f64>,
+    pub(crate) accelerators: Option<u32>,
+}
+
+impl ModelOptions {
+    /// The settings that follow, with defaults for the rest.
+    pub(crate) fn settings(&self, engine: EngineKind) -> Result<ModelSettings, String> {
+        let default = ModelSettings::default();
+        let settings = ModelSettings {
+            engine: engine_name(engine).to_owned(),
+            pin: self.pin.unwrap_or(default.pin),
+            priority: self.priority.unwrap_or(default.priority),
+            max_concurrency: self.max_concurrency,
+            critical_reserve: self.critical_reserve.unwrap_or(default.critical_reserve),
+            parallel: self.parallel.unwrap_or(default.parallel),
+            context_tokens: self.context_tokens.unwrap_or(default.context_tokens),
+            memory_cap_bytes: self.memory_cap_bytes,
+            cold: self.cold.unwrap_or(default.cold),
+            pool: self.pool.as_deref().map_or(default.pool, PoolName::new),
+            keep_alive_seconds: self.keep_alive_seconds,
+            accelerators: self.accelerators.unwrap_or(default.accelerators),
+            source_stamp: None,
+        };
+        check(&settings)?;
+        Ok(settings)
+    }
+}
+
+/// Whether settings make sense together.
+fn check(settings: &ModelSettings) -> Result<(), String> {
+    let slots = slots(settings);
+    if !(1..=PARALLEL_MAX).contains(&settings.parallel) || !(1..=PARALLEL_MAX).contains(&slots) {
+        return Err(format!("parallel and max_concurrency must be between 1 and {PARALLEL_MAX}"));
+    }
+    if settings.critical_reserve >= slots && settings.critical_reserve > 0 {
+        return Err(format!("critical_reserve must be less than the {slots} requests that run at once"));
+    }
+    if settings.context_tokens > CONTEXT_TOKENS_MAX {
+        return Err(format!("context_tokens must be at most {CONTEXT_TOKENS_MAX}"));
+    }
+    if settings.accelerators > ACCELERATORS_MAX {
+        return Err(format!("a model can use at most {ACCELERATORS_MAX} accelerators"));
+    }
+    if settings.keep_alive_seconds.is_some_and(|seconds| crate::config::units::duration_of_seconds(seconds).is_none()) {
+        return Err("keep_alive must be a duration of at most 100 years".to_owned());
+    }
+    parse_pool(settings.pool.as_str()).map(drop)
+}
+
+/// Requests of a model that run at once.
+pub(crate) fn slots(settings: &ModelSettings) -> u32 {
+    settings.max_concurrency.unwrap_or(settings.parallel)
+}
+
+/// The name of an implementation.
+pub(crate) fn engine_name(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Llama => "llama",
+        EngineKind::Synthetic => "synthetic",
+    }
+}
+
+/// Parses the name of an implementation.
+pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
+    match text {
+        "llama" => Ok(EngineKind::Llama),
+        "synthetic" => Ok(EngineKind::Synthetic),
+        _ => Err(format!("{text:?} is not an engine: use llama or synthetic")),
+    }
+}
+
+/// Parses a class of work.
+pub(crate) fn parse_priority(text: &str) -> Result<Priority, String> {
+    let found = Priority::ALL.into_iter().find(|priority| priority.as_str() == text);
+    found.ok_or_else(|| format!("{text:?} is not a priority: use critical, standard or batch"))
+}
+
+/// Parses what callers of a cold model get.
+pub(crate) fn parse_cold(text: &str) -> Result<ColdPolicy, String> {
+    match text {
+        "wait" => Ok(ColdPolicy::Wait),
+        "reject" => Ok(ColdPolicy::Reject),
+        _ => Err(format!("{text:?} is not a policy for cold models: use wait or reject")),
+    }
+}
+
+/// Parses `cpu`, `gpu` or `gpu:N` into the number of accelerators.
+pub(crate) fn parse_accelerators(text: &str) -> Result<u32, String> {
+    let wrong = || format!("{text:?} is not a device: use cpu, gpu, or gpu:N for N accelerators");
+    match text.split_once(':') {
+        None if text == "cpu" => Ok(0),
+        None if text == "gpu" => Ok(1),
+        Some(("gpu", count)) => {
+            count.parse().ok().filter(|count| (1..=ACCELERATORS_MAX).contains(count)).ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_takes_its_default() {
+        let settings = ModelOptions::default().settings(EngineKind::Llama).unwrap();
+        assert_eq!(settings, ModelSettings::default());
+        assert_eq!(slots(&settings), settings.parallel);
+        let options = ModelOptions { pin: Some(true), parallel: Some(2), ..ModelOptions::default() };
+        let settings = options.settings(EngineKind::Synthetic).unwrap();
+        assert_eq!((settings.pin, settings.parallel, settings.engine.as_str()), (true, 2, "synthetic"));
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        let refused = |options: ModelOptions| options.settings(EngineKind::Llama).unwrap_err();
+        let base = ModelOptions::default;
+        assert!(refused(ModelOptions { parallel: Some(0), ..base() }).contains("parallel"));
+        assert!(refused(ModelOptions { critical_reserve: Some(4), ..base() }).contains("critical_reserve"));
+        assert!(refused(ModelOptions { pool: Some("a/b".into()), ..base() }).contains("pool"));
+        assert!(refused(ModelOptions { keep_alive_seconds: Some(-1.0), ..base() }).contains("keep_alive"));
+        assert!(refused(ModelOptions { accelerators: Some(1000), ..base() }).contains("accelerators"));
+        assert!(refused(ModelOptions { context_tokens: Some(u32::MAX), ..base() }).contains("context_tokens"));
+    }
+
+    #[test]
+    fn devices_are_read() {
+        let read: Vec<_> = ["cpu", "gpu", "gpu:4"].map(parse_accelerators).into();
+        assert_eq!(read, [Ok(0), Ok(1), Ok(4)]);
+        for bad in ["", "gpu:", "gpu:0", "gpu:65", "tpu", "cpu:1"] {
+            assert!(parse_accelerators(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! `warmset serve`: catalog, store, worker and gateway put together, and taken apart again.
+
+use crate::{
+    admin_backend::{Backend, Server},
+    cli::ServeArguments,
+    config::{self, Config},
+    data::{DataLock, Locked},
+    facts::{self, Listeners},
+    library::Library,
+    link::{LocalLink, StoredArtifacts},
+    output::{self, Output},
+    settings,
+};
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+};
+use warmset_core::WorkerId;
+use warmset_gateway::{
+    admin::EventLog,
+    clock::Clock,
+    frontend::{Frontend, FrontendConfig},
+    metrics::Metrics,
+};
+use warmset_worker::{Agent, AgentConfig, AgentHandle};
+
+const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+/// How long a stopping server lets requests finish unless told otherwise.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(45);
+/// The one worker of this process.
+const WORKER: WorkerId = WorkerId(0);
+
+/// Everything that a server is told.
+struct Plan {
+    config: Config,
+    listen: SocketAddr,
+    admin_listen: SocketAddr,
+    settings: warmset_core::worker::Settings,
+    worker_type: String,
+    record: Option<PathBuf>,
+}
+
+/// Serves until a signal comes. The first one lets requests finish, the second one does not.
+pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Output) -> Result<()> {
+    let plan = plan(arguments)?;
+    let mut signals = Signals::new()?;
+    let mut lock = lock(&data).await?;
+    // Taken first: nothing is begun that could not be served.
+    let listener = bind(plan.listen).await?;
+    let admin_listener = bind(plan.admin_listen).await?;
+    let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
+    let library = Arc::new(Library::open(lock.root()).await?);
+    take_configured(&library, &plan.config, output).await?;
+    let server = start(&plan, library, lock.root(), listen).await?;
+    lock.announce(&admin_listen.to_string())?;
+
+    let (stop, stopped) = watch::channel(false);
+    let drain_timeout = plan.config.gateway.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
+    let listeners = crate::listeners::start(&plan.config, &server, listener, admin_listener, stopped, drain_timeout);
+    let document = json!({
+        "listen": listen.to_string(), "admin_listen": admin_listen.to_string(), "data": data, "version": env!("CARGO_PKG_VERSION"),
+    });
+    output.result(&document, |_| {
+        format!(
+            "warmset serves on http://{listen}, administration on http://{admin_listen}, data in {}",
+            data.display()
+        )
+    });
+
+    signals.wait().await;
+    output::note("warmset: finishing what runs; another signal stops at once");
+    tokio::select! {
+        () = server.drain_all() => {}
+        () = signals.wait() => bail!("stopped before running requests were finished"),
+        () = tokio::time::sleep(drain_timeout) => tracing::warn!("requests were cut: they took longer than the drain timeout"),
+    }
+    // Whoever asks for health during the drain got an answer; now nobody does.
+    let _ = stop.send(true);
+    tokio::select! {
+        () = listeners => {}
+        () = signals.wait() => {}
+        () = tokio::time::sleep(drain_timeout) => {}
+    }
+    Ok(())
+}
+
+/// The command line goes before the file.
+fn plan(arguments: ServeArguments) -> Result<Plan> {
+    let config = arguments.config.as_deref().map(config::read_file).transpose()?.unwrap_or_default();
+    let address = |given: Option<SocketAddr>, file: Option<SocketAddr>, default: &str| match given.or(file) {
+        Some(address) => Ok(address),
+        None => default.parse().context("the default address is valid"),
+    };
+    let listen = address(arguments.listen, config.gateway.listen, DEFAULT_LISTEN)?;
+    let admin_listen = address(arguments.admin_listen, config.gateway.admin_listen, crate::client::DEFAULT_ADMIN)?;
+    if !admin_listen.ip().is_loopback() {
+        bail!("administration has no keys yet, so {admin_listen} must be a loopback address: use 127.0.0.1:PORT");
+    }
+    let memory = arguments.memory.or(config.worker.memory);
+    let reserve = arguments.reserve.or(config.worker.reserve);
+    let (memory, reserve) = settings::memory_and_reserve(memory, reserve)?;
+    let settings = settings::worker_settings(&config, memory, reserve)?;
+    let worker_type = settings::worker_type(&config);
+    Ok(Plan { config, listen, admin_listen, settings, worker_type, record: arguments.record })
+}
+
+async fn lock(data: &Path) -> Result<DataLock> {
+    let root = data.to_path_buf();
+    match tokio::task::spawn_blocking(move || DataLock::take(&root)).await?? {
+        Locked::Here(lock) => Ok(lock),
+        Locked::Server(address) => {
+            bail!("{} is in use by the server at {address}: stop it, or give another --data", data.display())
+        }
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address}: is another server there? give another address"))
+}
+
+/// Takes the models of the configuration file into catalog and store.
+async fn take_configured(library: &Library, config: &Config, output: Output) -> Result<()> {
+    for model in &config.models {
+        let added = library.ensure(model, output.bytes_progress(&model.name)).await;
+        let added = added.with_context(|| format!("the configured model {}", model.name))?;
+        if let Some(old) = added.replaced {
+            tracing::warn!(model = model.name, old = %old.digest, new = %added.model.digest, "the source has changed");
+        }
+    }
+    Ok(())
+}
+
+/// Starts worker and gateway and lets them know each other and the catalog.
+async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAddr) -> Result<Arc<Server>> {
+    let origin = Instant::now();
+    let clock = Clock::start();
+    let artifacts = Arc::new(StoredArtifacts::new(library.store.clone()));
+    let agent = start_worker(plan, &library, root, origin, &artifacts).await?;
+    let recording = |name: &str| plan.record.as_ref().map(|directory| directory.join(name));
+    let config = FrontendConfig {
+        settings: settings::gateway_settings(&plan.config),
+        clock,
+        recording: recording("gateway.jsonl"),
+        ..FrontendConfig::default()
+    };
+    let frontend = Frontend::start(config, Arc::new(Metrics::default()))?;
+    let devices = plan.config.devices.iter().map(|device| device.id.clone());
+    let server = Arc::new(Server {
+        library: library.clone(),
+        artifacts,
+        agent: agent.clone(),
+        frontend: frontend.clone(),
+        events: Arc::new(EventLog::default()),
+        worker: WORKER,
+        worker_type: plan.worker_type.clone(),
+        cores: plan.settings.cores,
+        tiers: std::iter::once("host".to_owned()).chain(devices).collect(),
+        listen: listen.to_string(),
+        draining: AtomicBool::new(false),
+    });
+    server.publish().await?;
+    frontend.worker_up(WORKER, Arc::new(LocalLink(agent.clone())));
+    facts::follow(Listeners {
+        worker: WORKER,
+        worker_type: plan.worker_type.clone(),
+        agent,
+        frontend,
+        events: server.events.clone(),
+        library,
+    });
+    Ok(server)
+}
+
+async fn start_worker(
+    plan: &Plan,
+    library: &Library,
+    root: &Path,
+    origin: Instant,
+    artifacts: &Arc<StoredArtifacts>,
+) -> Result<AgentHandle> {
+    if let Some(directory) = &plan.record {
+        let created = std::fs::create_dir_all(directory);
+        created.with_context(|| format!("cannot create the directory {}", directory.display()))?;
+    }
+    let mut models = Vec::new();
+    for stored in library.all().await? {
+        let digest = stored.model.digest;
+        artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
+        let measured = library.catalog.measurement(&digest, &plan.worker_type).await?;
+        models.push(settings::model_config(&stored, measured.as_ref())?);
+    }
+    let config = AgentConfig {
+        worker: WORKER,
+        settings: plan.settings.clone(),
+        program: std::env::current_exe().context("cannot find this program's own file")?,
+        data_dir: root.to_path_buf(),
+        worker_type: plan.worker_type.clone(),
+        spare: true,
+        record: plan.record.as_ref().map(|directory| directory.join("worker.jsonl")),
+        artifacts: artifacts.clone(),
+        clock: warmset_worker::Clock::since(origin),
+    };
+    Ok(Agent::start(config, models)?)
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+impl Server {
+    /// The admin routes' view of it.
+    pub(crate) fn backend(self: &Arc<Self>) -> Backend {
+        Backend(self.clone())
+    }
+}
