@@ -1,8 +1,6 @@
 //! The node agent over real engine processes: loading, serving, making room, ending.
 
-mod support;
-
-use support::{LONG, MIB, World, engines_of, eventually, own_program, settings};
+use crate::support::{LONG, MIB, World, engines_of, eventually, own_program, settings};
 use warmset_core::{
     Digest, MemoryVector, Priority,
     inference::{Reply, TokensOrText, Work},

@@ -1,9 +1,7 @@
 //! Engines that fail, crash, hang and eat: each hurts its own model only, and every caller hears exactly one last word.
 
-mod support;
-
+use crate::support::{LONG, MIB, World, eventually, settings};
 use std::time::Duration;
-use support::{LONG, MIB, World, eventually, settings};
 use warmset_core::{
     inference::Reply,
     worker::{Fact, ModelState, Rejection, Settings},
