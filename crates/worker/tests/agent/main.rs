@@ -1,4 +1,5 @@
 //! The node agent over real engine processes of the synthetic engine.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod faults;
 mod serving;

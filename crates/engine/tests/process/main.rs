@@ -1,4 +1,5 @@
 //! Real engine processes with the synthetic engine: how they start, talk, fail and end.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
