@@ -83,6 +83,7 @@ fn admin_table() -> Table<AdminState> {
         route("POST", "/admin/v1/models/{name}/load", Admin, admin::load_model),
         route("POST", "/admin/v1/models/{name}/unload", Admin, admin::unload_model),
         route("GET", "/admin/v1/models/{name}/logs", Admin, admin::model_logs),
+        route("POST", "/admin/v1/models/{name}/{action}", Admin, admin::act_on_model),
         route("GET", "/admin/v1/workers", Admin, admin::workers),
         route("GET", "/admin/v1/ledger", Admin, admin::ledger),
         route("GET", "/admin/v1/events", Admin, admin::events),

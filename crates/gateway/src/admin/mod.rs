@@ -132,6 +132,17 @@ pub(crate) async fn unload_model(State(state): State<AdminState>, name: Name) ->
     answer(state.backend.unload_model(parse_name(name)?)).await
 }
 
+/// Whatever else can be done with a model.
+pub(crate) async fn act_on_model(
+    State(state): State<AdminState>,
+    path: Result<Path<(String, String)>, PathRejection>,
+    request: Request,
+) -> Answer {
+    let Ok(Path((name, action))) = path else { return Err(AdminError::bad_request("the path is not UTF-8")) };
+    let body = read_object(request).await?;
+    answer(state.backend.act_on_model(parse_name(Ok(Path(name)))?, action, body)).await
+}
+
 pub(crate) async fn model_logs(State(state): State<AdminState>, name: Name, Query(query): Parameters) -> Answer {
     let lines = number(&query, "lines")?.map_or(LOG_LINES, |lines| usize::try_from(lines).unwrap_or(usize::MAX));
     answer(state.backend.model_logs(parse_name(name)?, lines.min(LOG_LINES_MAX))).await

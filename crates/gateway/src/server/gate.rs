@@ -5,6 +5,7 @@ use super::{
     ServerConfig,
     head::{self, Framing, HeadError},
 };
+use futures_util::task::AtomicWaker;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use std::{
     io,
@@ -30,9 +31,23 @@ const READ_BYTES: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Status {
     /// A request is being answered: from the end of its head to the end of its response.
-    pub(super) answering: AtomicBool,
+    answering: AtomicBool,
+    /// The reader, which has its timers set only between responses.
+    reader: AtomicWaker,
     /// Ends the connection if it is not answering.
     pub(super) evict: Notify,
+}
+
+impl Status {
+    pub(super) fn is_answering(&self) -> bool {
+        self.answering.load(Ordering::Acquire)
+    }
+
+    /// The response is gone.
+    pub(super) fn answered(&self) {
+        self.answering.store(false, Ordering::Release);
+        self.reader.wake();
+    }
 }
 
 /// Why a connection is closed before the parser saw anything.
@@ -103,10 +118,12 @@ impl Gate {
         Self { stream, config, status, buffer, scanned, passage, read_timer, write_timer, first, verdict }
     }
 
-    /// The socket, and what to say before it is closed. Nothing is said into a response.
-    pub(super) fn into_parts(self) -> (TcpStream, Option<Verdict>) {
-        let verdict = self.verdict.filter(|_| !self.status.answering.load(Ordering::Acquire));
-        (self.stream, verdict)
+    /// The socket, what to say before it is closed, and whether the peer may still be sending. Nothing is said into a
+    /// response.
+    pub(super) fn into_parts(self) -> (TcpStream, Option<Verdict>, bool) {
+        let unread = self.passage != Passage::Closed || !self.buffer.is_empty();
+        let verdict = self.verdict.filter(|_| !self.status.is_answering());
+        (self.stream, verdict, unread)
     }
 
     fn refuse(&mut self, verdict: Verdict) -> io::Error {
@@ -130,7 +147,8 @@ impl Gate {
 
     /// Waits for the next whole head and opens the passage for it and its body; false at the end of the stream.
     fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.status.answering.load(Ordering::Acquire) {
+        self.status.reader.register(context.waker());
+        if self.status.is_answering() {
             self.read_timer.set = false;
             // The end of the stream is the caller going away; what comes early waits its turn.
             while ready!(self.poll_fill(context))? {}

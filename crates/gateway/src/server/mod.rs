@@ -18,7 +18,7 @@ use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -89,7 +89,7 @@ impl Connections {
     }
 
     fn evict(&self, open: &mut BTreeMap<u64, Arc<Status>>) -> Option<()> {
-        let oldest = open.iter().find(|(_, status)| !status.answering.load(Ordering::Acquire));
+        let oldest = open.iter().find(|(_, status)| !status.is_answering());
         let id = *oldest?.0;
         // Its place is free from now on; its socket closes as soon as its task runs.
         open.remove(&id)?.evict.notify_one();
@@ -181,8 +181,8 @@ async fn connection(
             }
         }
     }
-    let (stream, verdict) = connection.into_parts().io.into_parts();
-    close(stream, verdict).await;
+    let (stream, verdict, unread) = connection.into_parts().io.into_parts();
+    close(stream, verdict, unread).await;
 }
 
 /// One request through the router. The connection counts as answering until the response body is gone.
@@ -204,7 +204,7 @@ struct Answering(Arc<Status>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.answering.store(false, Ordering::Release);
+        self.0.answered();
     }
 }
 
@@ -231,16 +231,16 @@ impl hyper::body::Body for Guarded {
     }
 }
 
-/// Says the verdict, if there is one, ends the stream and reads on for a while: closing a socket with unread bytes
-/// would take the answer away from the peer.
-async fn close(mut stream: TcpStream, verdict: Option<Verdict>) {
+/// Says the verdict, if there is one, ends the stream and, if the peer may still be sending, reads on for a while:
+/// closing a socket with unread bytes would take the answer away from the peer.
+async fn close(mut stream: TcpStream, verdict: Option<Verdict>, unread: bool) {
     let goodbye = async {
         if let Some(verdict) = verdict {
             stream.write_all(refusal(verdict).as_bytes()).await?;
         }
         stream.shutdown().await?;
         let (mut left, mut bytes) = (LINGER_BYTES_MAX, vec![0; 64 << 10]);
-        while left > 0 {
+        while unread && left > 0 {
             match stream.read(&mut bytes).await? {
                 0 => break,
                 count => left = left.saturating_sub(count),

@@ -1,0 +1,8 @@
+//! The whole gateway over real sockets, in front of a worker that the tests play by hand.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod admin;
+mod edge;
+mod openai;
+mod storm;
+mod support;
