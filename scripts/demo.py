@@ -19,7 +19,7 @@ import warmset  # noqa: E402
 
 PORT, ADMIN_PORT = 8080, 8081
 PLACE = warmset.ROOT / "build" / "demo"
-MEMORY, RESERVE = "832MiB", "128MiB"
+MEMORY, RESERVE = "736MiB", "128MiB"
 CONTEXT_TOKENS, SEQUENCES = 1024, 2
 QUESTION = "What is the capital of France? Answer in one sentence."
 COLOUR = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -141,7 +141,7 @@ def play(demo, files):
 
 def main():
     files = warmset.model_files()
-    chosen = {"smollm2": files["q4_1"], "smollm2-q8": files["q8_0"], "gemma": files["gemma"]}
+    chosen = {"smollm2": files["q4_1"], "smollm2-q8": files["q8_0"], "smollm2-f16": files["f16"]}
     check_ports()
     shutil.rmtree(PLACE, ignore_errors=True)
     server = warmset.Server(PLACE, MEMORY, RESERVE, ports=(PORT, ADMIN_PORT))
