@@ -1,8 +1,8 @@
 //! Prints what the llama engine does on this machine, without processes and HTTP around it: load, first token,
-//! prefill and decode rates, as one JSON document. `engine_speed MODEL [THREADS] [PARALLEL] [CONTEXT]`.
+//! prefill and decode rates, as one JSON document. `engine_speed MODEL [THREADS] [PARALLEL] [CONTEXT] [prefill|decode|none]`.
 
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
 use warmset_engine::{
     llama::LlamaEngine,
     port::Engine,
@@ -13,10 +13,10 @@ const DECODE_TOKENS: u32 = 128;
 const DECODE_PROMPT_TOKENS: u32 = 64;
 const ROUNDS: usize = 3;
 
-fn job(prompt_tokens: u32, max_tokens: u32) -> Box<GenerateJob> {
+fn job(prompt_tokens: u32, max_tokens: u32) -> GenerateJob {
     // Tokens of ordinary words, different enough that nothing is special about them.
     let tokens = (0..prompt_tokens).map(|index| 1000 + index * 37 % 20_000).collect();
-    Box::new(GenerateJob {
+    GenerateJob {
         prompt: Prompt::Tokens { tokens },
         choices: 1,
         max_tokens: Some(max_tokens),
@@ -24,7 +24,7 @@ fn job(prompt_tokens: u32, max_tokens: u32) -> Box<GenerateJob> {
         stop: Vec::new(),
         ignore_end: true,
         stream: true,
-    })
+    }
 }
 
 struct Bench {
@@ -34,13 +34,15 @@ struct Bench {
 
 impl Bench {
     /// Runs jobs at the same time until all are done; their usage and timings, and the seconds it took.
-    fn run(&mut self, jobs: Vec<Box<GenerateJob>>) -> (Vec<(Usage, Timings)>, f64) {
+    fn run(&mut self, jobs: Vec<GenerateJob>) -> (Vec<(Usage, Timings)>, f64) {
         let begin = Instant::now();
         let mut open = BTreeMap::new();
         for job in jobs {
             self.next_request += 1;
             let request = self.next_request;
-            self.engine.handle(ToEngine::Generate { request, job }, &mut |_| {});
+            self.engine.handle(ToEngine::Generate { request, job: Box::new(job) }, &mut |message| {
+                assert!(matches!(message, FromEngine::Prepared { .. }), "{message:?}");
+            });
             self.engine.handle(ToEngine::Grant { request, source: KvGrant::Recompute }, &mut |_| {});
             open.insert(request, ());
         }
@@ -120,14 +122,15 @@ fn main() {
         "memory_before": before,
         "memory_loaded": after_load,
     });
-    if !arguments.iter().any(|argument| argument == "load-only") {
-        for tokens in [512, 2048] {
-            report[format!("prefill_{tokens}_tokens_per_second")] = json!(bench.prefill_rate(tokens));
-        }
-        for concurrent in [1, 4, 8] {
-            report[format!("decode_{concurrent}_tokens_per_second")] = json!(bench.decode_rate(concurrent));
-        }
-        report["memory_used"] = memory();
+    let only = arguments.get(4).map_or("", String::as_str);
+    for tokens in
+        [512, 2048].into_iter().filter(|tokens| *tokens < info.context_tokens && ["", "prefill"].contains(&only))
+    {
+        report[format!("prefill_{tokens}_tokens_per_second")] = json!(bench.prefill_rate(tokens));
     }
-    println!("{report:#}");
+    for concurrent in [1, 4, 8].into_iter().filter(|_| ["", "decode"].contains(&only)) {
+        report[format!("decode_{concurrent}_tokens_per_second")] = json!(bench.decode_rate(concurrent));
+    }
+    report["memory_used"] = memory();
+    writeln!(std::io::stdout(), "{report:#}").expect("standard output is open");
 }

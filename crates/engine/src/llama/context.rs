@@ -69,12 +69,6 @@ impl Context {
         self.pointer.as_ptr()
     }
 
-    /// How token embeddings become one; 0 is not at all.
-    pub(super) fn pooling(&self) -> i32 {
-        // SAFETY: the context is valid.
-        unsafe { c::llama_pooling_type(self.raw()) }
-    }
-
     /// Uses this many threads (at least one) from the next batch on.
     pub(super) fn set_threads(&mut self, threads: u32) {
         let threads = threads.max(1) as i32;

@@ -74,10 +74,6 @@ impl Generations {
         self.all.insert(generation.request, generation);
     }
 
-    pub(super) fn knows(&self, request: u64) -> bool {
-        self.all.contains_key(&request)
-    }
-
     pub(super) fn grant(&mut self, request: u64) {
         if let Some(generation) = self.all.get_mut(&request) {
             generation.granted = true;
@@ -152,9 +148,10 @@ impl Generations {
 
     /// Whether a request has a choice that can begin now. Choices after the first wait until the prompt is computed.
     fn can_start(&self, request: u64) -> bool {
-        self.all
-            .get(&request)
-            .is_some_and(|one| one.is_waiting() && (one.choices_started == 0 || one.first_logits.is_some()))
+        self.all.get(&request).is_some_and(|one| {
+            one.is_waiting()
+                && (one.choices_started == 0 || one.first_logits.is_some() || one.job.max_tokens == Some(0))
+        })
     }
 
     /// Begins the next choice of a request on a free sequence, which may hold the prompt already.
@@ -246,8 +243,8 @@ impl Generations {
         let shares = self.prefill_shares(&mut budget);
         let fillable = active.first().copied().unwrap_or(0)..active.last().copied().unwrap_or(0);
         let filler = loaded.model.begin_token().or(loaded.model.end_token()).unwrap_or(0);
-        for sequence in 0..self.slots.len() {
-            match self.slots[sequence].as_mut() {
+        for (sequence, slot) in self.slots.iter_mut().enumerate() {
+            match slot.as_mut() {
                 Some(running) if decoding(running) => {
                     let position = running.cached();
                     let token = running.generated[running.generated.len() - 1];

@@ -26,7 +26,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The share of progress that reading a file ahead stands for, if it is not in memory yet.
 const READ_AHEAD_SHARE: f32 = 0.9;
 /// Tokens of the first, discarded computation.
-const WARM_UP_TOKENS: usize = 4;
+const WARM_UP_TOKENS: usize = 1;
 /// Token embeddings that llama.cpp pools by a score instead of a vector.
 const POOLING_RANK: u32 = 4;
 

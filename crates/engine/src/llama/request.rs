@@ -185,10 +185,11 @@ fn chat_tokens(loaded: &Loaded, messages: &str) -> Result<Vec<Token>, Refusal> {
     let text = template.render(messages).map_err(|error| failed(&error))?;
     let mut tokens = text_tokens(loaded, &text, false, "messages")?;
     // Most templates write the begin token, some leave it to the tokenizer.
-    if let Some(begin) = loaded.model.begin_token().filter(|_| loaded.model.adds_begin_token()) {
-        if tokens.first() != Some(&begin) {
-            tokens.insert(0, begin);
-        }
+    if let Some(begin) = loaded.model.begin_token()
+        && loaded.model.adds_begin_token()
+        && tokens.first() != Some(&begin)
+    {
+        tokens.insert(0, begin);
     }
     Ok(tokens)
 }

@@ -21,7 +21,7 @@ impl TextFilter {
     /// Takes the bytes of a token. True once a stop text is complete; it and what follows are dropped.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         self.incomplete.extend_from_slice(bytes);
-        self.take_characters(false);
+        self.take_characters();
         if self.stops.is_empty() {
             self.ready.push_str(&self.held);
             self.held.clear();
@@ -40,9 +40,8 @@ impl TextFilter {
         false
     }
 
-    /// Lets go of everything: no more tokens will come.
+    /// Lets go of everything: no more tokens will come. The beginning of a character without its end is dropped.
     pub(super) fn finish(&mut self) {
-        self.take_characters(true);
         self.ready.push_str(&self.held);
         self.held.clear();
     }
@@ -57,7 +56,7 @@ impl TextFilter {
     }
 
     /// Moves whole characters from `incomplete` to `held`. Bytes that can never become a character become U+FFFD.
-    fn take_characters(&mut self, last: bool) {
+    fn take_characters(&mut self) {
         let bytes = std::mem::take(&mut self.incomplete);
         let mut rest: &[u8] = &bytes;
         loop {
@@ -70,11 +69,7 @@ impl TextFilter {
                     let (valid, broken) = rest.split_at(error.valid_up_to());
                     self.held.push_str(&String::from_utf8_lossy(valid));
                     let Some(wrong) = error.error_len() else {
-                        if last {
-                            self.held.push(char::REPLACEMENT_CHARACTER);
-                        } else {
-                            self.incomplete = broken.to_vec();
-                        }
+                        self.incomplete = broken.to_vec();
                         return;
                     };
                     self.held.push(char::REPLACEMENT_CHARACTER);
@@ -143,7 +138,7 @@ mod tests {
         let (shown, _) = run(&[], &[&smile[..1], &smile[1..3], &smile[3..], b"!"]);
         assert_eq!(shown, ["", "", "\u{1f642}", "!", ""]);
         let (shown, _) = run(&[], &[b"a", &smile[..2]]);
-        assert_eq!(shown.concat(), "a\u{fffd}");
+        assert_eq!(shown.concat(), "a", "a beginning without an end is dropped");
         let (shown, _) = run(&[], &[b"a\xffb\xfe"]);
         assert_eq!(shown.concat(), "a\u{fffd}b\u{fffd}");
     }

@@ -6,22 +6,6 @@ use minijinja::Value;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Whether a template goes through the parts of a message by itself.
-pub(super) fn takes_parts(source: &str) -> bool {
-    let squeezed: String = source.chars().filter(|letter| !letter.is_whitespace()).collect();
-    [
-        "inmessage.content",
-        "inmessage['content']",
-        "inmessage[\"content\"]",
-        "incontent%}",
-        "incontent-%}",
-        "inm.content",
-        "inm['content']",
-    ]
-    .iter()
-    .any(|loop_over| squeezed.contains(loop_over))
-}
-
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Content {
@@ -51,8 +35,8 @@ fn no_content() -> Content {
     Content::Nothing(())
 }
 
-/// Parses messages and brings their content into the form the template takes.
-pub(super) fn parse(messages: &str, takes_parts: bool) -> Result<Value, TemplateError> {
+/// Parses messages. `takes_parts` is asked only where a message has parts.
+pub(super) fn parse(messages: &str, takes_parts: impl Fn() -> bool) -> Result<Value, TemplateError> {
     let messages: Vec<Message> = serde_json::from_str(messages)
         .map_err(|error| TemplateError::Messages(format!("invalid messages: {error}")))?;
     if messages.is_empty() {
@@ -61,7 +45,15 @@ pub(super) fn parse(messages: &str, takes_parts: bool) -> Result<Value, Template
     if messages.len() > MESSAGES_MAX {
         return Err(TemplateError::Messages(format!("more than {MESSAGES_MAX} messages")));
     }
+    let has_parts = messages.iter().any(|message| matches!(message.content, Content::Parts(_)));
+    let takes_parts = has_parts && takes_parts();
     messages.into_iter().map(|message| to_value(message, takes_parts)).collect()
+}
+
+/// A conversation of one message in one part, to try a template with.
+pub(super) fn one_part(words: &str) -> Value {
+    let content = Value::from(vec![part_value(words.to_owned())]);
+    Value::from(vec![Value::from(BTreeMap::from([("role", text("user")), ("content", content)]))])
 }
 
 fn to_value(message: Message, takes_parts: bool) -> Result<Value, TemplateError> {
@@ -92,5 +84,5 @@ fn text_of(part: Part) -> Result<String, TemplateError> {
 }
 
 fn part_value(words: String) -> Value {
-    Value::from_iter([("type", text("text")), ("text", text(&words))])
+    Value::from(BTreeMap::from([("type", text("text")), ("text", text(&words))]))
 }

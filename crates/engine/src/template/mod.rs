@@ -8,7 +8,10 @@ mod functions;
 mod tests;
 
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
-use std::io::{self, Write};
+use std::{
+    cell::OnceCell,
+    io::{self, Write},
+};
 
 /// Work one rendering may do: instructions, plus one for every 64 bytes created. Real templates need about a hundred
 /// for each message.
@@ -55,7 +58,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     begin_text: String,
     end_text: String,
-    takes_parts: bool,
+    takes_parts: OnceCell<bool>,
 }
 
 impl ChatTemplate {
@@ -74,13 +77,26 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|error| TemplateError::Invalid(describe(&error)))?;
-        let takes_parts = content::takes_parts(source);
-        Ok(Self { environment, begin_text: begin_text.into(), end_text: end_text.into(), takes_parts })
+        Ok(Self { environment, begin_text: begin_text.into(), end_text: end_text.into(), takes_parts: OnceCell::new() })
     }
 
     /// Renders a conversation, OpenAI's messages as a JSON array, up to where the assistant begins to speak.
     pub fn render(&self, messages: &str) -> Result<String, TemplateError> {
-        let messages = content::parse(messages, self.takes_parts)?;
+        let messages = content::parse(messages, || self.takes_parts())?;
+        self.render_values(messages)
+    }
+
+    /// Whether the template goes through the parts of a message by itself, which is tried out once: one that expects
+    /// text fails on parts or prints them as they are in memory.
+    fn takes_parts(&self) -> bool {
+        const WORD: &str = "needle";
+        *self.takes_parts.get_or_init(|| {
+            let tried = self.render_values(content::one_part(WORD));
+            tried.is_ok_and(|text| text.contains(WORD) && !text.contains("\"type\"") && !text.contains("'type'"))
+        })
+    }
+
+    fn render_values(&self, messages: Value) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Invalid(describe(&error)))?;
         let context = context! {
             messages => messages,

@@ -14,7 +14,7 @@ use warmset_engine::{
 const STEPS_MAX: usize = 20_000;
 
 /// The real model that all tests use.
-pub fn model() -> PathBuf {
+pub(crate) fn model() -> PathBuf {
     let folder = std::env::var_os("WARMSET_TEST_MODELS")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/models"), PathBuf::from);
     let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -26,59 +26,59 @@ pub fn model() -> PathBuf {
     path
 }
 
-pub fn request(path: PathBuf, context_tokens: u32, parallel: u32) -> LoadRequest {
+pub(crate) fn request(path: PathBuf, context_tokens: u32, parallel: u32) -> LoadRequest {
     let files = vec![path];
     LoadRequest { engine: EngineKind::Llama, files, context_tokens, parallel, threads: 1, accelerators: Vec::new() }
 }
 
 /// What is known of one request.
 #[derive(Debug, Default, Clone)]
-pub struct Answer {
-    pub prompt_tokens: Option<u32>,
-    pub texts: BTreeMap<u32, String>,
-    pub deltas: Vec<(u32, String)>,
-    pub finishes: BTreeMap<u32, FinishReason>,
-    pub done: Option<(Usage, Timings)>,
-    pub vectors: Option<(Vec<Vec<f32>>, u32)>,
-    pub failure: Option<(FailureKind, String, Option<String>)>,
+pub(crate) struct Answer {
+    pub(crate) prompt_tokens: Option<u32>,
+    pub(crate) texts: BTreeMap<u32, String>,
+    pub(crate) deltas: Vec<(u32, String)>,
+    pub(crate) finishes: BTreeMap<u32, FinishReason>,
+    pub(crate) done: Option<(Usage, Timings)>,
+    pub(crate) vectors: Option<(Vec<Vec<f32>>, u32)>,
+    pub(crate) failure: Option<(FailureKind, String, Option<String>)>,
 }
 
 impl Answer {
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         self.texts.get(&0).map_or("", String::as_str)
     }
 
-    pub fn finish(&self) -> FinishReason {
+    pub(crate) fn finish(&self) -> FinishReason {
         self.finishes[&0]
     }
 
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         self.done.expect("the request is done").0
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.done.is_some() || self.vectors.is_some() || self.failure.is_some()
     }
 }
 
 /// An engine and everything it said.
-pub struct Harness {
-    pub engine: LlamaEngine,
-    pub info: LoadedInfo,
-    pub answers: BTreeMap<u64, Answer>,
-    pub beats: usize,
-    pub threads_held: Vec<u32>,
-    pub steps: usize,
-    pub load_progress: Vec<f32>,
+pub(crate) struct Harness {
+    pub(crate) engine: LlamaEngine,
+    pub(crate) info: LoadedInfo,
+    pub(crate) answers: BTreeMap<u64, Answer>,
+    pub(crate) beats: usize,
+    pub(crate) threads_held: Vec<u32>,
+    pub(crate) steps: usize,
+    pub(crate) load_progress: Vec<f32>,
     next_request: u64,
 }
 
 impl Harness {
-    pub fn new(context_tokens: u32, parallel: u32) -> Self {
+    pub(crate) fn new(context_tokens: u32, parallel: u32) -> Self {
         Self::with_file(model(), context_tokens, parallel)
     }
 
-    pub fn with_file(path: PathBuf, context_tokens: u32, parallel: u32) -> Self {
+    pub(crate) fn with_file(path: PathBuf, context_tokens: u32, parallel: u32) -> Self {
         let mut engine = LlamaEngine::new();
         let mut load_progress = Vec::new();
         let info = engine
@@ -99,7 +99,7 @@ impl Harness {
         }
     }
 
-    pub fn send(&mut self, message: ToEngine) {
+    pub(crate) fn send(&mut self, message: ToEngine) {
         let mut said = Vec::new();
         self.engine.handle(message, &mut |message| said.push(message));
         self.take(said);
@@ -136,34 +136,34 @@ impl Harness {
         }
     }
 
-    pub fn answer(&mut self, request: u64) -> &mut Answer {
+    pub(crate) fn answer(&mut self, request: u64) -> &mut Answer {
         self.answers.entry(request).or_default()
     }
 
     /// Sends a job without granting it.
-    pub fn prepare(&mut self, job: GenerateJob) -> u64 {
+    pub(crate) fn prepare(&mut self, job: GenerateJob) -> u64 {
         self.next_request += 1;
         self.send(ToEngine::Generate { request: self.next_request, job: Box::new(job) });
         self.next_request
     }
 
-    pub fn grant(&mut self, request: u64) {
+    pub(crate) fn grant(&mut self, request: u64) {
         self.send(ToEngine::Grant { request, source: KvGrant::Recompute });
     }
 
-    pub fn start(&mut self, job: GenerateJob) -> u64 {
+    pub(crate) fn start(&mut self, job: GenerateJob) -> u64 {
         let request = self.prepare(job);
         self.grant(request);
         request
     }
 
-    pub fn embed(&mut self, inputs: Vec<TokensOrText>) -> u64 {
+    pub(crate) fn embed(&mut self, inputs: Vec<TokensOrText>) -> u64 {
         self.next_request += 1;
         self.send(ToEngine::Embed { request: self.next_request, inputs });
         self.next_request
     }
 
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let mut said = Vec::new();
         self.engine.step(&mut |message| said.push(message));
         self.steps += 1;
@@ -172,20 +172,20 @@ impl Harness {
     }
 
     /// Steps until all of these are over.
-    pub fn finish(&mut self, requests: &[u64]) {
+    pub(crate) fn finish(&mut self, requests: &[u64]) {
         while requests.iter().any(|request| !self.answer(*request).is_over()) {
             assert!(self.engine.has_work(), "the engine has nothing to do but did not finish");
             self.step();
         }
     }
 
-    pub fn run(&mut self, job: GenerateJob) -> Answer {
+    pub(crate) fn run(&mut self, job: GenerateJob) -> Answer {
         let request = self.start(job);
         self.finish(&[request]);
         self.answers[&request].clone()
     }
 
-    pub fn vectors(&mut self, texts: &[&str]) -> (Vec<Vec<f32>>, u32) {
+    pub(crate) fn vectors(&mut self, texts: &[&str]) -> (Vec<Vec<f32>>, u32) {
         let request = self.embed(texts.iter().map(|text| TokensOrText::Text((*text).into())).collect());
         self.finish(&[request]);
         self.answers[&request].vectors.clone().expect("vectors")
@@ -193,7 +193,7 @@ impl Harness {
 }
 
 /// A greedy, streaming job.
-pub fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
+pub(crate) fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
     GenerateJob {
         prompt,
         choices: 1,
@@ -205,14 +205,14 @@ pub fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
     }
 }
 
-pub fn text(text: &str) -> Prompt {
+pub(crate) fn text(text: &str) -> Prompt {
     Prompt::Text { text: text.into() }
 }
 
-pub fn chat(words: &str) -> Prompt {
+pub(crate) fn chat(words: &str) -> Prompt {
     Prompt::Chat { messages: serde_json::json!([{ "role": "user", "content": words }]).to_string() }
 }
 
-pub fn load_failure(path: PathBuf) -> LoadFailure {
+pub(crate) fn load_failure(path: PathBuf) -> LoadFailure {
     LlamaEngine::new().load(&request(path, 256, 1), &mut |_| {}).expect_err("it must not load")
 }
