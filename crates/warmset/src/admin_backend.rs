@@ -17,7 +17,7 @@ use std::{
 };
 use warmset_catalog::{CatalogError, Measurement};
 use warmset_core::{
-    Digest, MemoryVector, ModelName, WorkerId,
+    Digest, MemoryVector, ModelName, PoolName, WorkerId,
     worker::{LedgerLine, ModelState, PoolMemory},
 };
 use warmset_gateway::{
@@ -46,6 +46,8 @@ pub(crate) struct Server {
     pub(crate) cores: u32,
     /// Names of the memory tiers: `host`, then the devices.
     pub(crate) tiers: Vec<String>,
+    /// Parts of the memory with a budget of their own.
+    pub(crate) pools: Vec<PoolName>,
     /// Where inference is served.
     pub(crate) listen: String,
     pub(crate) draining: AtomicBool,
@@ -109,6 +111,7 @@ impl Server {
     async fn add(&self, body: Value) -> Result<Value> {
         let options: ModelOptions =
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
+        options.check_pool(&self.pools).map_err(|reason| anyhow!(reason))?;
         let added = self.library.add(&options, Box::new(|_, _| {})).await?;
         let name = added.model.name;
         if !added.existed {

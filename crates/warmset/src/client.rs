@@ -151,8 +151,7 @@ impl Client {
             .map_err(|error| self.broken(error))?;
         self.http.request(request).await.map_err(|error| {
             if error.is_connect() {
-                let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-                CallError::Unreachable { authority: self.authority.clone(), reason: cause }
+                CallError::Unreachable { authority: self.authority.clone(), reason: root_cause(&error) }
             } else {
                 self.broken(error)
             }
@@ -162,6 +161,15 @@ impl Client {
     fn broken(&self, error: impl std::fmt::Display) -> CallError {
         CallError::Broken { authority: self.authority.clone(), reason: error.to_string() }
     }
+}
+
+/// What lies at the bottom of an error: "connection refused" rather than "client error".
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
 }
 
 /// The message in an error answer.

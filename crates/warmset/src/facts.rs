@@ -76,7 +76,6 @@ impl Listeners {
             document["model"] = name.as_ref().map_or_else(|| json!(digest), |name| json!(name));
         }
         self.events.publish(told.kind, document);
-        log(fact, name.as_ref().map_or("", |name| name.as_str()));
         if told.keep {
             let (kind, digest, detail) = (told.kind.to_owned(), told.digest, told.detail);
             queue(writes, Write::Event(NewEvent { kind, model: name, digest, detail }));
@@ -162,26 +161,6 @@ impl Told {
                 Self { keep: false, ..told("state_changed", digest, json!({ "state": state })) }
             }
         }
-    }
-}
-
-/// Logs what an operator wants to see, once, here.
-fn log(fact: &Fact, model: &str) {
-    match fact {
-        Fact::LoadFinished { steady, timings, .. } => {
-            let (bytes, seconds) = (steady.total_bytes(), timings.total_seconds());
-            tracing::info!(model, bytes, seconds, "model loaded");
-        }
-        Fact::LoadRefused { error, retry_after, .. } => {
-            tracing::warn!(model, retry_seconds = retry_after.as_secs_f64(), "model not loaded: {}", error.message);
-        }
-        Fact::EvictionStarted { reason, .. } => tracing::info!(model, reason = reason.as_str(), "model leaves memory"),
-        Fact::EngineCrashed { message, .. } => tracing::error!(model, "engine died: {message}"),
-        Fact::ThrashAlarm { pool, ratio, raised: true } => {
-            tracing::warn!(%pool, ratio, "the pool reloads what it has just evicted: it is too small for its demand");
-        }
-        Fact::ThrashAlarm { pool, raised: false, .. } => tracing::info!(%pool, "the pool no longer thrashes"),
-        _ => {}
     }
 }
 

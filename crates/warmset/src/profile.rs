@@ -8,7 +8,14 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc;
 use warmset_catalog::Measurement;
 use warmset_core::{
@@ -21,13 +28,15 @@ use warmset_worker::{Agent, AgentConfig, AgentHandle, Assignment, Clock};
 /// Requests after the first one that show what the first one lost.
 const FOLLOWING_REQUESTS: usize = 3;
 /// Words of the prompt whose computation is timed; halved until they fit the context.
-const PREFILL_WORDS: usize = 400;
+const PREFILL_WORDS: usize = 150;
 /// Repetitions of each timing; the median counts.
 const REPETITIONS: usize = 3;
+/// No further repetition is begun after this long.
+const REPETITION_TIME: Duration = Duration::from_secs(10);
 /// Tokens generated to time one.
 const DECODE_TOKENS: u32 = 64;
-/// Requests of a measurement have numbers that the gateway never reaches.
-const FIRST_REQUEST: u64 = 1 << 63;
+/// Requests of measurements have numbers of their own, which the gateway never reaches.
+static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// Starts a worker for this one model, measures and stores the result.
 pub(crate) async fn run_alone(library: &Library, root: &Path, name: &str) -> Result<Value> {
@@ -86,7 +95,7 @@ pub(crate) async fn measure(agent: &AgentHandle, stored: &Stored) -> Result<Meas
             Err(_) => bail!("the worker has shut down"),
         }
     }
-    let mut asker = Asker { agent, stored, next: FIRST_REQUEST };
+    let asker = Asker { agent, stored };
     asker.time_first_request(&mut measurement).await?;
     if measurement.first_request_penalty_seconds.is_some() {
         measurement.prefill_tokens_per_second = asker.prefill_rate().await?;
@@ -108,12 +117,11 @@ enum NoAnswer {
 struct Asker<'a> {
     agent: &'a AgentHandle,
     stored: &'a Stored,
-    next: u64,
 }
 
 impl Asker<'_> {
     /// How much longer the first request takes than those after it. None for a model that does not generate.
-    async fn time_first_request(&mut self, measurement: &mut Measurement) -> Result<()> {
+    async fn time_first_request(&self, measurement: &mut Measurement) -> Result<()> {
         let mut seconds = Vec::new();
         for index in 0..=FOLLOWING_REQUESTS {
             let began = Instant::now();
@@ -129,12 +137,14 @@ impl Asker<'_> {
         Ok(())
     }
 
-    async fn prefill_rate(&mut self) -> Result<Option<f64>> {
+    async fn prefill_rate(&self) -> Result<Option<f64>> {
         let mut words = PREFILL_WORDS;
         let mut rates = Vec::new();
-        while rates.len() < REPETITIONS && words > 0 {
+        let began = Instant::now();
+        while rates.len() < REPETITIONS && words > 0 && (rates.is_empty() || began.elapsed() < REPETITION_TIME) {
             // No two prompts begin alike, so that nothing is reused.
-            let prompt = (0..words).map(|word| format!("{} {word}", self.next)).collect::<Vec<_>>().join(" stone ");
+            let turn = rates.len();
+            let prompt = (turn..turn + words).map(|word| format!("{word} stones, ")).collect::<String>();
             match self.ask(&prompt, 1).await {
                 Ok((usage, timings)) => {
                     let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
@@ -148,9 +158,10 @@ impl Asker<'_> {
         Ok((!rates.is_empty()).then(|| median(rates)))
     }
 
-    async fn decode_rate(&mut self) -> Result<Option<f64>> {
+    async fn decode_rate(&self) -> Result<Option<f64>> {
         let mut rates = Vec::new();
-        for _ in 0..REPETITIONS {
+        let began = Instant::now();
+        while rates.len() < REPETITIONS && (rates.is_empty() || began.elapsed() < REPETITION_TIME) {
             match self.ask("Count:", DECODE_TOKENS).await {
                 Ok((usage, timings)) if usage.completion_tokens > 1 => {
                     rates.push(f64::from(usage.completion_tokens - 1) / timings.decode_seconds.max(1e-9));
@@ -163,9 +174,8 @@ impl Asker<'_> {
     }
 
     /// One generation, straight from the worker.
-    async fn ask(&mut self, prompt: &str, tokens: u32) -> Result<(Usage, Timings), NoAnswer> {
+    async fn ask(&self, prompt: &str, tokens: u32) -> Result<(Usage, Timings), NoAnswer> {
         let (replies, mut answers) = mpsc::unbounded_channel();
-        self.next += 1;
         let job = GenerateJob {
             prompt: Prompt::Text { text: prompt.to_owned() },
             choices: 1,
@@ -176,7 +186,7 @@ impl Asker<'_> {
             stream: true,
         };
         self.agent.assign(Assignment {
-            request: RequestId(self.next),
+            request: RequestId(NEXT_REQUEST.fetch_add(1, Ordering::Relaxed)),
             digest: self.stored.model.digest,
             tenant: TenantId::anonymous(),
             class: Priority::Critical,

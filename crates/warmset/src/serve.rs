@@ -11,7 +11,7 @@ use crate::{
     output::{self, Output},
     settings,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 use std::{
     net::SocketAddr,
@@ -24,7 +24,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
 };
-use warmset_core::WorkerId;
+use warmset_core::{PoolName, WorkerId};
 use warmset_gateway::{
     admin::EventLog,
     clock::Clock,
@@ -59,7 +59,7 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let admin_listener = bind(plan.admin_listen).await?;
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
     let library = Arc::new(Library::open(lock.root()).await?);
-    take_configured(&library, &plan.config, output).await?;
+    take_configured(&library, &plan, output).await?;
     let server = start(&plan, library, lock.root(), listen).await?;
     lock.announce(&admin_listen.to_string())?;
 
@@ -129,8 +129,10 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Takes the models of the configuration file into catalog and store.
-async fn take_configured(library: &Library, config: &Config, output: Output) -> Result<()> {
-    for model in &config.models {
+async fn take_configured(library: &Library, plan: &Plan, output: Output) -> Result<()> {
+    let pools = pools(&plan.settings);
+    for model in &plan.config.models {
+        model.check_pool(&pools).map_err(|reason| anyhow!("the configured model {}: {reason}", model.name))?;
         let added = library.ensure(model, output.bytes_progress(&model.name)).await;
         let added = added.with_context(|| format!("the configured model {}", model.name))?;
         if let Some(old) = added.replaced {
@@ -138,6 +140,10 @@ async fn take_configured(library: &Library, config: &Config, output: Output) -> 
         }
     }
     Ok(())
+}
+
+fn pools(settings: &warmset_core::worker::Settings) -> Vec<PoolName> {
+    settings.pools.iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// Starts worker and gateway and lets them know each other and the catalog.
@@ -165,6 +171,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
         worker_type: plan.worker_type.clone(),
         cores: plan.settings.cores,
         tiers: std::iter::once("host".to_owned()).chain(devices).collect(),
+        pools: pools(&plan.settings),
         listen: listen.to_string(),
         draining: AtomicBool::new(false),
     });

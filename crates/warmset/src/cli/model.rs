@@ -21,9 +21,15 @@ use warmset_store::parse_source;
 pub(crate) async fn run(command: ModelCommand, global: &GlobalArguments, output: Output) -> Result<()> {
     check(&command)?;
     let place = Place::find(global).await?;
+    let result = run_at(&place, command, output).await;
+    place.leave().await;
+    result
+}
+
+async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<()> {
     match command {
         ModelCommand::Add(add) => {
-            let document = add_model(&place, add.into_options(), output).await?;
+            let document = add_model(place, add.into_options(), output).await?;
             output.result(&document, |document| {
                 let verb = if document["existed"] == true { "already there:" } else { "added" };
                 format!("{verb} {} ({})", text_of(document, "name"), text_of(document, "digest"))
@@ -34,38 +40,38 @@ pub(crate) async fn run(command: ModelCommand, global: &GlobalArguments, output:
             output.result(&document, list_text);
         }
         ModelCommand::Show { name } => {
-            let document = show(&place, &name).await?;
+            let document = show(place, &name).await?;
             output.result(&document, show_text);
         }
         ModelCommand::Remove { name } => {
-            let document = remove(&place, &name).await?;
+            let document = remove(place, &name).await?;
             output.result(&document, |document| format!("removed {}", text_of(document, "name")));
         }
-        ModelCommand::Pin { name } => pin(&place, &name, true, output).await?,
-        ModelCommand::Unpin { name } => pin(&place, &name, false, output).await?,
+        ModelCommand::Pin { name } => pin(place, &name, true, output).await?,
+        ModelCommand::Unpin { name } => pin(place, &name, false, output).await?,
         ModelCommand::Load { name, no_wait } => {
             let _spinner = output.spinner(&format!("loading {name}"));
             let query = if no_wait { "/load?wait=false" } else { "/load" };
-            let document = server(&place, "load")?.call(Method::POST, &model_path(&name, query), None).await?;
+            let document = server(place, "load")?.call(Method::POST, &model_path(&name, query), None).await?;
             output.result(&document, |document| format!("{name} is {}", text_of(document, "state")));
         }
         ModelCommand::Unload { name } => {
-            let document = server(&place, "unload")?.call(Method::POST, &model_path(&name, "/unload"), None).await?;
+            let document = server(place, "unload")?.call(Method::POST, &model_path(&name, "/unload"), None).await?;
             output.result(&document, |document| format!("{name} is {}", text_of(document, "state")));
         }
         ModelCommand::Logs { name, lines } => {
-            let document = logs(&place, &name, lines).await?;
+            let document = logs(place, &name, lines).await?;
             output.result(&document, logs_text);
         }
         ModelCommand::Profile { name } => {
             let _spinner = output.spinner(&format!("measuring {name}"));
-            let document = match &place {
+            let document = match place {
                 Place::Server(client) => client.call(Method::POST, &model_path(&name, "/profile"), None).await?,
                 Place::Directory { library, lock } => profile::run_alone(library, lock.root(), &name).await?,
             };
             output.result(&document, profile_text);
         }
-        ModelCommand::Alias(command) => alias(&place, command, output).await?,
+        ModelCommand::Alias(command) => alias(place, command, output).await?,
     }
     Ok(())
 }

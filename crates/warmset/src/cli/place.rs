@@ -50,6 +50,16 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Leaves the data directory tidy.
+    pub(crate) async fn leave(self) {
+        if let Self::Directory { library, lock } = self {
+            library.catalog.close().await;
+            drop(lock);
+        }
+    }
+}
+
 /// Whether a Warmset server listens there.
 async fn answers(client: &Client) -> bool {
     match client.get("/admin/v1/models").await {

@@ -6,9 +6,7 @@ mod shape;
 mod take;
 
 pub(crate) use document::{measurement_json, model_json};
-pub(crate) use options::{
-    ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots,
-};
+pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
 pub(crate) use shape::Shape;
 
 use anyhow::{Context, Result, anyhow};
@@ -73,7 +71,7 @@ impl Library {
         if let Ok(model) = self.catalog.model(&name).await
             && let Some(settings) = take::unchanged(options, &model)
         {
-            self.catalog.set_settings(&name, &settings).await?;
+            self.change_settings(&model, &settings).await?;
             self.ensure_aliases(&name, &options.aliases).await?;
             return Ok(Added { model: self.catalog.model(&name).await?, existed: true, replaced: None });
         }
@@ -104,7 +102,7 @@ impl Library {
         if let Ok(known) = self.catalog.model(name).await {
             if known.digest == taken.digest {
                 if replace {
-                    self.catalog.set_settings(name, &taken.settings).await?;
+                    self.change_settings(&known, &taken.settings).await?;
                 }
                 self.ensure_aliases(name, &options.aliases).await?;
                 return Ok(Added { model: self.catalog.model(name).await?, existed: true, replaced: None });
@@ -127,6 +125,15 @@ impl Library {
         self.catalog.add_model(&new).await?;
         self.ensure_aliases(name, &options.aliases).await?;
         Ok(Added { model: self.catalog.model(name).await?, existed: false, replaced })
+    }
+
+    /// Changes settings. What was measured under others that move its bytes no longer holds.
+    async fn change_settings(&self, model: &Model, settings: &ModelSettings) -> Result<()> {
+        let bytes = |settings: &ModelSettings| (settings.parallel, settings.accelerators);
+        if bytes(&model.settings) != bytes(settings) {
+            self.catalog.forget_measurements(&model.digest).await?;
+        }
+        Ok(self.catalog.set_settings(&model.name, settings).await?)
     }
 
     async fn ensure_aliases(&self, name: &ModelName, aliases: &[String]) -> Result<()> {
@@ -152,8 +159,8 @@ impl Library {
     /// Pins or unpins a model.
     pub(crate) async fn pin(&self, name: &ModelName, pin: bool) -> Result<Model> {
         let model = self.catalog.resolve(name).await?;
-        let settings = ModelSettings { pin, ..model.settings };
-        self.catalog.set_settings(&model.name, &settings).await?;
+        let settings = ModelSettings { pin, ..model.settings.clone() };
+        self.change_settings(&model, &settings).await?;
         Ok(self.catalog.model(&model.name).await?)
     }
 

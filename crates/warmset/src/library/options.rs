@@ -3,7 +3,7 @@
 use crate::config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool};
 use serde::{Deserialize, Serialize};
 use warmset_catalog::ModelSettings;
-use warmset_core::{Bytes, Digest, PoolName, Priority, gateway::ColdPolicy};
+use warmset_core::{Bytes, Digest, PoolName, Priority, gateway::ColdPolicy, ids::join_names};
 use warmset_engine::protocol::EngineKind;
 
 /// Accelerators one model may need.
@@ -32,6 +32,19 @@ pub(crate) struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Refuses a part of the memory that the server does not have.
+    pub(crate) fn check_pool(&self, pools: &[PoolName]) -> Result<(), String> {
+        match &self.pool {
+            Some(pool) if *pool != *PoolName::default_pool().as_str() && !pools.contains(&PoolName::new(pool)) => {
+                let known = join_names(pools.iter().map(PoolName::as_str).chain(["default"]));
+                Err(format!(
+                    "there is no pool {pool}: there are {known}; pools are the [worker] slices of the configuration"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The settings that follow, with defaults for the rest.
     pub(crate) fn settings(&self, engine: EngineKind) -> Result<ModelSettings, String> {
         let default = ModelSettings::default();
@@ -150,6 +163,14 @@ mod tests {
         assert!(refused(ModelOptions { keep_alive_seconds: Some(-1.0), ..base() }).contains("keep_alive"));
         assert!(refused(ModelOptions { accelerators: Some(1000), ..base() }).contains("accelerators"));
         assert!(refused(ModelOptions { context_tokens: Some(u32::MAX), ..base() }).contains("context_tokens"));
+    }
+
+    #[test]
+    fn a_pool_must_be_there() {
+        let options = ModelOptions { pool: Some("small".into()), ..ModelOptions::default() };
+        assert_eq!(options.check_pool(&[PoolName::new("small")]), Ok(()));
+        assert!(options.check_pool(&[PoolName::new("big")]).unwrap_err().contains("there are big, default"));
+        assert_eq!(ModelOptions { pool: Some("default".into()), ..options }.check_pool(&[]), Ok(()));
     }
 
     #[test]
