@@ -84,13 +84,8 @@ class Demo:
 
     def ledger(self):
         """Shows who holds which bytes."""
-        sums = {
-            dict(labels)["state"]: value
-            for (name, labels), value in self.server.metrics().items()
-            if name == "warmset_memory_bytes" and ("tier", "host") in labels
-        }
-        used = sums["resident"] + sums["loading"] + sums["unloading"]
-        check(used + sums["reserve"] <= sums["capacity"], f"the ledger is over its budget: {sums}")
+        memory = self.server.memory()
+        check(warmset.used_bytes(memory) <= memory["capacity"], f"the ledger is over its budget: {memory}")
         resident = {
             dict(labels)["model"]: value
             for (name, labels), value in self.server.metrics().items()
@@ -98,7 +93,7 @@ class Demo:
         }
         for model, size in sorted(resident.items()):
             say(f"{model:<14} {mebibytes(size):>10}   measured, in the process of its engine")
-        say(f"{'free':<14} {mebibytes(sums['free']):>10}   of {mebibytes(sums['capacity'])}, {mebibytes(sums['reserve'])} kept in reserve")
+        say(f"{'free':<14} {mebibytes(memory['free']):>10}   of {mebibytes(memory['capacity'])}, {mebibytes(memory['reserve'])} kept in reserve")
         return resident
 
 

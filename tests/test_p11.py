@@ -68,7 +68,7 @@ def test_two_hundred_models_are_served_from_memory_for_eight(server):
     def sample():
         counts.append(len(server.engines()))
         now = states(server)
-        return {name for name in NAMES[:PINNED] if now[name] != "ready"}, server.metrics()
+        return {name for name in NAMES[:PINNED] if now[name] != "ready"}, server.memory()
 
     with warmset.Sampler(sample, pause=0.1) as sampler, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda name: (name, *server.complete(name, max_tokens=2)), sequence))
@@ -79,10 +79,8 @@ def test_two_hundred_models_are_served_from_memory_for_eight(server):
     assert not set().union(*(missing for missing, _ in sampler.samples)), "a pinned model was not ready"
     # A spare process may wait beside the eight.
     assert max(counts) <= FIT + 1, Counter(counts)
-    for _, metrics in sampler.samples:
-        memory = {dict(labels)["state"]: value for (name, labels), value in metrics.items()
-                  if name == "warmset_memory_bytes" and ("tier", "host") in labels}
-        assert memory["loading"] + memory["resident"] + memory["unloading"] + memory["reserve"] <= memory["capacity"]
+    for _, memory in sampler.samples:
+        assert warmset.used_bytes(memory) <= memory["capacity"], memory
 
 
 def test_the_three_free_places_go_to_the_models_worth_most(server):

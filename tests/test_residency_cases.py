@@ -262,7 +262,7 @@ def test_two_hundred_cycles_leave_nothing_behind_L9(pool, tmp_path):
     def drift():
         system = warmset.private_bytes(pid_of(server, "b"))
         system += sum(warmset.artifact_bytes([pid_of(server, "b")], server.data).values())
-        ledger = server.metric("warmset_memory_bytes", tier="host", state="resident")
+        ledger = server.memory()["resident"]
         return abs(ledger - system) / system
 
     wait_for(lambda: drift() < 0.01, lambda: f"the ledger drifts by {drift():.3%}", pause=0.5)
@@ -271,22 +271,21 @@ def test_two_hundred_cycles_leave_nothing_behind_L9(pool, tmp_path):
 
 def test_a_pair_that_does_not_fit_is_served_in_turn_L10(pool, tmp_path):
     server = pool_for(pool, 1, 128, [spec(tmp_path, name, 128) for name in "ab"])
-    capacity = server.metric("warmset_memory_bytes", tier="host", state="capacity")
-
-    def sample():
-        return sum(server.metric("warmset_memory_bytes", tier="host", state=part) for part in
-                   ("loading", "resident", "unloading", "reserve"))
-
-    with Sampler(sample) as sampler, ThreadPoolExecutor(4) as threads:
+    with Sampler(server.memory) as sampler, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda name: ask(server, name), "abababab"))
-    assert max(sampler.samples) <= capacity
+    for memory in sampler.samples:
+        assert warmset.used_bytes(memory) <= memory["capacity"], memory
     assert server.metric("warmset_model_evictions_total", reason="crashed") == 0
 
 
 def test_a_model_larger_than_the_budget_is_an_honest_refusal_L10(pool, tmp_path):
     server = pool_for(pool, 1, 64, [spec(tmp_path, "huge", 400), spec(tmp_path, "small", 16)])
+    # An estimate alone refuses nobody: the first try shows that it does not fit, and its process dies of its cap.
     status, headers, body = server.complete("huge")
-    assert status >= 400 and headers["x-should-retry"] == "false", body
+    assert status in (503, 507), body
+    assert "memory" in body["error"]["message"]
+    assert "retry-after" in headers or headers["x-should-retry"] == "false"
+    assert warmset.used_bytes(server.memory()) <= server.memory()["capacity"]
     ask(server, "small")
 
 
@@ -353,7 +352,7 @@ def test_a_wrong_estimate_is_replaced_by_the_measurement_L15(pool, models):
 
     def agrees():
         system = warmset.private_bytes(pid) + sum(warmset.artifact_bytes([pid], server.data).values())
-        ledger = server.metric("warmset_memory_bytes", tier="host", state="resident")
+        ledger = server.memory()["resident"]
         return abs(ledger - system) <= 0.02 * system
 
     wait_for(agrees, "ledger and operating system agree", pause=0.5)

@@ -77,19 +77,6 @@ class Shared:
             return next(self.items)
 
 
-def memory_states(server):
-    """The ledger's sums for host memory, in bytes."""
-    return {
-        dict(labels)["state"]: value
-        for (name, labels), value in server.metrics().items()
-        if name == "warmset_memory_bytes" and ("tier", "host") in labels
-    }
-
-
-def used_bytes(states):
-    return sum(states[state] for state in ("loading", "resident", "unloading"))
-
-
 @pytest.mark.timeout(1500)
 def test_ten_models_share_memory_for_three(server):
     names = [model["name"] for model in server.cli_json("model", "list")["models"]]
@@ -99,7 +86,7 @@ def test_ten_models_share_memory_for_three(server):
     random.Random(5).shuffle(names)
     requests = Shared(enumerate(zipf_sequence(names, REQUESTS, seed=2)))
     clients = [Client(server, requests) for _ in range(CLIENTS)]
-    with warmset.Sampler(lambda: memory_states(server)) as sampler:
+    with warmset.Sampler(server.memory) as sampler:
         for client in clients:
             client.start()
         for client in clients:
@@ -114,8 +101,8 @@ def test_ten_models_share_memory_for_three(server):
         assert fingerprint == "fp_" + digest.removeprefix("sha256:")[:12]
 
     assert len(sampler.samples) > 50
-    for states in sampler.samples:
-        assert used_bytes(states) + states["reserve"] <= states["capacity"], states
+    for memory in sampler.samples:
+        assert warmset.used_bytes(memory) <= memory["capacity"], memory
     starts = Counter(start for _, _, start, _ in answers)
     assert starts["warm"] > 0 and starts["cold"] > 0, starts
     # More models were wanted than fit, so somebody had to leave.
@@ -129,7 +116,7 @@ def test_at_rest_the_ledger_is_what_the_operating_system_says(server):
         engines = loaded_engines(server)
         private = sum(map(warmset.private_bytes, engines))
         shared = sum(warmset.artifact_bytes(engines, server.data).values())
-        return memory_states(server)["resident"], private + shared
+        return server.memory()["resident"], private + shared
 
     # The ledger is measured at intervals: it agrees once it has looked after the last request.
     def agrees():
@@ -145,6 +132,6 @@ def loaded_engines(server):
 
 
 def at_rest(server):
-    states = memory_states(server)
+    memory = server.memory()
     running = server.metric("warmset_running_requests")
-    return states["loading"] == states["unloading"] == running == 0
+    return memory["loading"] == memory["unloading"] == running == 0

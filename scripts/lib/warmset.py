@@ -86,7 +86,7 @@ class Server:
         self.data = self.directory / "data"
         self.log_path = self.directory / "server.log"
         self.port, self.admin_port = ports or free_ports(2)
-        self.memory = memory
+        self.budget = memory
         self.reserve = reserve
         self.config = config
         self.arguments = list(arguments)
@@ -107,7 +107,7 @@ class Server:
 
     def command(self):
         command = [str(BINARY), "serve", "--listen", f"127.0.0.1:{self.port}", "--admin-listen", self.admin_address]
-        command += ["--data", str(self.data), "--memory", str(self.memory)]
+        command += ["--data", str(self.data), "--memory", str(self.budget)]
         if self.reserve is not None:
             command += ["--reserve", str(self.reserve)]
         if self.config is not None:
@@ -196,6 +196,11 @@ class Server:
     def ledger(self):
         return self.admin_json("/admin/v1/ledger")
 
+    def memory(self, tier="host"):
+        """The ledger's sums for one tier, in bytes, all of the same moment."""
+        found = next(entry for entry in self.ledger()["memory"]["tiers"] if entry["tier"] == tier)
+        return {name.removesuffix("_bytes"): value for name, value in found.items() if name != "tier"}
+
     def metrics(self):
         """Every sample as {(name, frozenset of label pairs): value}."""
         status, _, text = self.get("/metrics", admin=True)
@@ -278,6 +283,11 @@ def split_labels(labels):
             part += character
     if part:
         yield part
+
+
+def used_bytes(memory):
+    """Everything of a tier that is not free: what must never exceed its capacity."""
+    return sum(memory[state] for state in ("reserve", "loading", "resident", "unloading"))
 
 
 # What the operating system says.
