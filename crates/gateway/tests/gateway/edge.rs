@@ -41,7 +41,7 @@ async fn ambiguous_heads_are_refused_and_the_connection_closed() {
         format!("x: a\ncontent-length: {length}\r\n"),
         format!("content-length : {length}\r\n"),
     ] {
-        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n");
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n";
         let response = exchange(&harness, format!("{head}{fields}\r\n{body}").as_bytes()).await;
         assert!(response.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{fields:?}: {response}");
         assert!(response.contains("connection: close\r\n") && response.contains("\"error\""), "{response}");
