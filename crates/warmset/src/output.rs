@@ -1,5 +1,4 @@
 //! Everything that is printed: one JSON document or text on stdout, progress and errors on stderr.
-#![expect(clippy::print_stdout, reason = "this is the one module that prints")]
 
 use crate::{config::units::format_bytes, library::Progress};
 use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};

@@ -36,7 +36,7 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
             });
         }
         ModelCommand::List => {
-            let document = list(&place).await?;
+            let document = list(place).await?;
             output.result(&document, list_text);
         }
         ModelCommand::Show { name } => {

@@ -96,7 +96,7 @@ impl<'i> Section<'i> {
     pub(crate) fn take_table(&mut self, reader: &mut Reader<'_>, key: &'static str) -> Section<'i> {
         self.known.push(key);
         match self.table.remove(key) {
-            Some(value) => self.into_section(reader, key, value).unwrap_or_else(|| Self::root(DeTable::default())),
+            Some(value) => self.section_of(reader, key, value).unwrap_or_else(|| Self::root(DeTable::default())),
             None => Self::root(DeTable::default()),
         }
     }
@@ -114,10 +114,10 @@ impl<'i> Section<'i> {
             reader.report(offset, format!("{} has more than {limit} entries", self.name_of(key)));
             return Vec::new();
         }
-        items.into_iter().filter_map(|item| self.into_section(reader, key, item)).collect()
+        items.into_iter().filter_map(|item| self.section_of(reader, key, item)).collect()
     }
 
-    fn into_section(&self, reader: &mut Reader<'_>, key: &str, value: Spanned<DeValue<'i>>) -> Option<Section<'i>> {
+    fn section_of(&self, reader: &mut Reader<'_>, key: &str, value: Spanned<DeValue<'i>>) -> Option<Section<'i>> {
         let offset = value.span().start;
         let label = self.name_of(key);
         match value.into_inner() {
