@@ -16,7 +16,7 @@ PINNED = 5
 FIT = 8
 MODEL_MEBIBYTES = 24
 # What the process of an engine holds beside its model.
-PROCESS_MEBIBYTES = 8
+PROCESS_MEBIBYTES = 2
 CONCURRENCY = 4
 NAMES = [f"model-{index:03d}" for index in range(MODELS)]
 

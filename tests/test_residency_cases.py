@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import warmset
 from warmset import Events, Sampler, percentile, synthetic_model, wait_for
 
-# What an engine's process holds beside its model, generously.
-PROCESS_MEBIBYTES = 12
+# What an engine's process holds beside its model, rounded up: so little that one model more never fits.
+PROCESS_MEBIBYTES = 3
 RESERVE_MEBIBYTES = 64
 
 
