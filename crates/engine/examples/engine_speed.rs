@@ -1,5 +1,6 @@
 //! Prints what the llama engine does on this machine, without processes and HTTP around it: load, first token,
-//! prefill and decode rates, as one JSON document. `engine_speed MODEL [THREADS] [PARALLEL] [CONTEXT] [prefill|decode|none]`.
+//! prefill and decode rates, as one JSON document. `engine_speed MODEL [THREADS] [PARALLEL] [CONTEXT] [prefill|decode|none]
+//! [ROUNDS]`.
 
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
@@ -10,8 +11,8 @@ use warmset_engine::{
 };
 
 const DECODE_TOKENS: u32 = 128;
-const DECODE_PROMPT_TOKENS: u32 = 64;
-const ROUNDS: usize = 3;
+/// Short, since the rate includes computing it.
+const DECODE_PROMPT_TOKENS: u32 = 8;
 
 fn job(prompt_tokens: u32, max_tokens: u32) -> GenerateJob {
     // Tokens of ordinary words, different enough that nothing is special about them.
@@ -57,23 +58,23 @@ impl Bench {
         (done, begin.elapsed().as_secs_f64())
     }
 
-    fn prefill_rate(&mut self, tokens: u32) -> f64 {
-        best((0..ROUNDS).map(|_| f64::from(tokens) / self.run(vec![job(tokens, 1)]).1))
-    }
-
-    /// Tokens per second over all choices, from the last one's first token on.
-    fn decode_rate(&mut self, concurrent: u32) -> f64 {
-        best((0..ROUNDS).map(|_| {
-            let jobs = (0..concurrent).map(|_| job(DECODE_PROMPT_TOKENS, DECODE_TOKENS)).collect();
-            let (done, _) = self.run(jobs);
-            let slowest = done.iter().map(|(_, timings)| timings.decode_seconds).fold(0.0, f64::max);
-            f64::from(concurrent * (DECODE_TOKENS - 1)) / slowest
-        }))
+    /// Rates per second of wall clock (the best round) and per second of processor time (over all rounds), which stays
+    /// meaningful on a busy machine as long as one thread is used.
+    fn rates(&mut self, tokens: f64, rounds: usize, jobs: impl Fn() -> Vec<GenerateJob>) -> Value {
+        let cpu_begin = cpu_seconds();
+        let mut best: f64 = 0.0;
+        for _ in 0..rounds {
+            let (_, seconds) = self.run(jobs());
+            best = best.max(tokens / seconds);
+        }
+        let cpu = (cpu_seconds() - cpu_begin) / rounds as f64;
+        json!({ "tokens_per_second": best, "tokens_per_cpu_second": tokens / cpu })
     }
 }
 
-fn best(rates: impl Iterator<Item = f64>) -> f64 {
-    rates.fold(0.0, f64::max)
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn resident_kib(field: &str) -> u64 {
@@ -123,13 +124,15 @@ fn main() {
         "memory_loaded": after_load,
     });
     let only = arguments.get(4).map_or("", String::as_str);
+    let rounds = number(5, 3).max(1) as usize;
     for tokens in
         [512, 2048].into_iter().filter(|tokens| *tokens < info.context_tokens && ["", "prefill"].contains(&only))
     {
-        report[format!("prefill_{tokens}_tokens_per_second")] = json!(bench.prefill_rate(tokens));
+        report[format!("prefill_{tokens}")] = bench.rates(f64::from(tokens), rounds, || vec![job(tokens, 1)]);
     }
     for concurrent in [1, 4, 8].into_iter().filter(|_| ["", "decode"].contains(&only)) {
-        report[format!("decode_{concurrent}_tokens_per_second")] = json!(bench.decode_rate(concurrent));
+        let jobs = || (0..concurrent).map(|_| job(DECODE_PROMPT_TOKENS, DECODE_TOKENS)).collect();
+        report[format!("decode_{concurrent}")] = bench.rates(f64::from(concurrent * DECODE_TOKENS), rounds, jobs);
     }
     report["memory_used"] = memory();
     writeln!(std::io::stdout(), "{report:#}").expect("standard output is open");

@@ -479,3 +479,29 @@ fn a_requantised_model_is_a_model() {
     assert!(llama::requantise(&model(), &output, "Q9_9", 1).unwrap_err().contains("Q4_0"));
     assert!(llama::requantise(folder.path(), &output, "Q8_0", 1).is_err());
 }
+
+fn anonymous_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("RssAnon");
+    line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).expect("a number") * 1024
+}
+
+#[test]
+fn memory_is_estimated_well_before_the_first_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let repacked = folder.path().join("q4_0.gguf");
+    llama::requantise(&model(), &repacked, "Q4_0", 1).unwrap();
+    for (path, context_tokens, parallel) in [(model(), 1024, 2), (repacked, 512, 1)] {
+        let header = gguf::read_header_of_file(&path).unwrap();
+        let estimate = gguf::estimate(&header, context_tokens, parallel);
+        let before = anonymous_bytes();
+        let mut harness = Harness::with_file(path.clone(), context_tokens, parallel);
+        let words = words_of(240);
+        harness.run(greedy(text(&words[..words.len().min(context_tokens as usize * 2)]), 2));
+        let measured = anonymous_bytes() - before;
+        let expected = estimate.steady.private_host_bytes;
+        assert_eq!(estimate.steady.shared_host_bytes, std::fs::metadata(&path).unwrap().len());
+        assert!(measured < expected, "{measured} bytes were taken, {expected} expected");
+        assert!(expected < measured * 8 / 5, "{measured} bytes were taken, {expected} expected: too careful");
+    }
+}

@@ -1,9 +1,7 @@
 //! Continuous batching: every step is one batch with the next token of each running choice and a piece of a prompt.
 //!
 //! Each sequence has cells of its own (`kv_unified` off): attention then reads a choice's own history only, and what
-//! stays in an idle sequence costs the others nothing. The price is in how llama.cpp cuts such a batch: sequences run
-//! in one piece only if their numbers follow one another, so that gaps between running ones are filled with a token
-//! that nobody reads (see docs/adr/0002-llama-cpp-sys.md for the measurements).
+//! stays in an idle sequence costs the others nothing. docs/adr/0002-llama-cpp-sys.md has the measurements.
 
 use super::{
     context::{BATCH_TOKENS_MAX, Batch},
@@ -57,8 +55,6 @@ pub(super) struct Generations {
     batch: Batch,
     candidates: Candidates,
     pieces: Vec<u8>,
-    /// Sequences that fill gaps in the current batch.
-    fillers: Vec<usize>,
     /// A sequence is wanted for something else: start no more choices until it was had.
     pub(super) hold: bool,
 }
@@ -121,13 +117,12 @@ impl Generations {
     /// One step: start what can start, compute one batch, pick tokens, tell.
     pub(super) fn step(&mut self, loaded: &mut Loaded, report: Report<'_>) {
         self.admit(loaded);
-        self.compose(loaded);
+        self.compose();
         if self.batch.len() > 0 {
             if let Err(message) = loaded.context.decode(&mut self.batch) {
                 self.fail_batch(loaded, &message, report);
                 return;
             }
-            self.forget_fillers(loaded);
             self.pick_tokens(loaded, report);
         }
         self.tell(loaded, report);
@@ -230,19 +225,12 @@ impl Generations {
 
     // ---- one batch ----
 
-    fn compose(&mut self, loaded: &Loaded) {
+    fn compose(&mut self) {
         self.batch.clear();
         let decoding = |running: &Running| !running.generated.is_empty() && running.finish.is_none();
-        let active: Vec<usize> =
-            (0..self.slots.len()).filter(|sequence| self.slots[*sequence].as_ref().is_some_and(decoding)).collect();
-        let mut budget = if active.is_empty() {
-            BATCH_TOKENS_MAX as usize
-        } else {
-            MIXED_PREFILL_TOKENS.min((BATCH_TOKENS_MAX as usize).saturating_sub(self.slots.len()))
-        };
+        let mixed = self.slots.iter().flatten().any(decoding);
+        let mut budget = if mixed { MIXED_PREFILL_TOKENS } else { BATCH_TOKENS_MAX as usize };
         let shares = self.prefill_shares(&mut budget);
-        let fillable = active.first().copied().unwrap_or(0)..active.last().copied().unwrap_or(0);
-        let filler = loaded.model.begin_token().or(loaded.model.end_token()).unwrap_or(0);
         for (sequence, slot) in self.slots.iter_mut().enumerate() {
             match slot.as_mut() {
                 Some(running) if decoding(running) => {
@@ -263,12 +251,7 @@ impl Generations {
                     }
                     running.prefilled = end;
                 }
-                Some(_) => {}
-                None if fillable.contains(&sequence) => {
-                    self.batch.add(filler, 0, sequence, false);
-                    self.fillers.push(sequence);
-                }
-                None => {}
+                _ => {}
             }
         }
     }
@@ -293,14 +276,7 @@ impl Generations {
         shares
     }
 
-    fn forget_fillers(&mut self, loaded: &mut Loaded) {
-        for sequence in self.fillers.drain(..) {
-            loaded.context.forget(sequence as i32, 0);
-        }
-    }
-
     fn fail_batch(&mut self, loaded: &mut Loaded, message: &str, report: Report<'_>) {
-        self.forget_fillers(loaded);
         let mut requests: Vec<u64> = self.slots.iter().flatten().map(|running| running.request).collect();
         requests.dedup();
         for request in requests {

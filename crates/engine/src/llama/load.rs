@@ -3,7 +3,7 @@
 use super::{
     context::{BATCH_TOKENS_MAX, Batch, Context, ContextOptions},
     embed::CHUNK_TOKENS,
-    prefetch::prefetch,
+    prefetch::ReadAhead,
     sys::{self, Accelerator, Model},
 };
 use crate::{
@@ -53,11 +53,13 @@ pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, 
     let free_before: Vec<u64> = accelerators.iter().map(Accelerator::free_bytes).collect();
 
     let mut progress = Progress { report, last: None };
-    prefetch(&request.files, &mut |share| progress.tell(share * READ_AHEAD_SHARE));
+    let read_ahead = ReadAhead::begin(&request.files);
+    read_ahead.wait(&mut |share| progress.tell(share * READ_AHEAD_SHARE));
     let model = Model::load(&request.files, &accelerators, &mut |fraction| {
         progress.tell(fraction);
         true
     });
+    drop(read_ahead);
     let model = Rc::new(model.map_err(|message| load_failure(&message))?);
     let options = context_options(&model, &header, request)?;
     let mut context = Context::new(&model, &options).map_err(|message| load_failure(&message))?;

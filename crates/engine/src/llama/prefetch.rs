@@ -10,8 +10,11 @@ use std::{
     num::NonZeroU64,
     os::unix::fs::FileExt,
     path::PathBuf,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -22,6 +25,9 @@ const READERS: usize = 4;
 /// How often progress is reported.
 const REPORT_INTERVAL: Duration = Duration::from_millis(20);
 
+/// What may still be missing when llama.cpp begins: it reads the tokenizer first, which takes a while and no weights.
+const REST_BYTES: u64 = 256 << 20;
+
 /// A part of a file that is not in memory.
 struct Missing {
     file: usize,
@@ -29,38 +35,77 @@ struct Missing {
     length: u64,
 }
 
-/// Brings files into the page cache, with as many large reads at once as a disk likes, and reports the share done.
-/// Costs next to nothing for files that are there already. Errors are left to whoever reads the file next.
-pub(super) fn prefetch(paths: &[PathBuf], report: &mut dyn FnMut(f32)) {
-    let Ok(files) = paths.iter().map(File::open).collect::<io::Result<Vec<_>>>() else { return };
-    let missing: Vec<Missing> =
-        files.iter().enumerate().flat_map(|(index, file)| missing_chunks(index, file)).collect();
-    if missing.is_empty() {
-        return;
-    }
-    let total: u64 = missing.iter().map(|chunk| chunk.length).sum();
-    let (next, done, failed) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS.min(missing.len()))
-            .map(|_| scope.spawn(|| read_chunks(&files, &missing, &next, &done, &failed)))
-            .collect();
-        while readers.iter().any(|reader| !reader.is_finished()) {
-            report(done.load(Ordering::Relaxed) as f32 / total as f32);
-            thread::park_timeout(REPORT_INTERVAL);
-        }
-    });
+/// Reading ahead in the background; dropping it waits for what is under way and starts no more.
+pub(super) struct ReadAhead {
+    shared: Arc<Shared>,
+    readers: Vec<JoinHandle<()>>,
 }
 
-fn read_chunks(files: &[File], missing: &[Missing], next: &AtomicUsize, done: &AtomicU64, failed: &AtomicBool) {
-    let mut buffer = vec![0; CHUNK_BYTES as usize];
-    while !failed.load(Ordering::Relaxed) {
-        let Some(chunk) = missing.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
-        let room = &mut buffer[..chunk.length as usize];
-        if files[chunk.file].read_exact_at(room, chunk.offset).is_err() {
-            failed.store(true, Ordering::Relaxed);
-            return;
+struct Shared {
+    files: Vec<File>,
+    missing: Vec<Missing>,
+    next: AtomicUsize,
+    done_bytes: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl ReadAhead {
+    /// Begins to bring files into the page cache, with as many large reads at once as a disk likes. Costs next to
+    /// nothing for files that are there already. Errors are left to whoever reads the file next.
+    pub(super) fn begin(paths: &[PathBuf]) -> Self {
+        let files = paths.iter().map(File::open).collect::<io::Result<Vec<_>>>().unwrap_or_default();
+        let missing: Vec<Missing> =
+            files.iter().enumerate().flat_map(|(index, file)| missing_chunks(index, file)).collect();
+        let readers = READERS.min(missing.len());
+        let shared = Arc::new(Shared {
+            files,
+            missing,
+            next: AtomicUsize::new(0),
+            done_bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let start = |_| {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new().name("read-ahead".into()).spawn(move || shared.read()).ok()
+        };
+        Self { readers: (0..readers).filter_map(start).collect(), shared }
+    }
+
+    /// Waits until only a rest is missing, and reports the share done.
+    pub(super) fn wait(&self, report: &mut dyn FnMut(f32)) {
+        let total: u64 = self.shared.missing.iter().map(|chunk| chunk.length).sum();
+        while self.readers.iter().any(|reader| !reader.is_finished()) {
+            let done = self.shared.done_bytes.load(Ordering::Relaxed);
+            if total - done <= REST_BYTES {
+                return;
+            }
+            report(done as f32 / total as f32);
+            thread::sleep(REPORT_INTERVAL);
         }
-        done.fetch_add(chunk.length, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for reader in self.readers.drain(..) {
+            // A reader that panicked read nothing wrong; the file is read again by whoever needs it.
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Shared {
+    fn read(&self) {
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(chunk) = self.missing.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
+            let room = &mut buffer[..chunk.length as usize];
+            if self.files[chunk.file].read_exact_at(room, chunk.offset).is_err() {
+                return;
+            }
+            self.done_bytes.fetch_add(chunk.length, Ordering::Relaxed);
+        }
     }
 }
 
@@ -85,5 +130,33 @@ fn is_resident(file: &File, offset: u64) -> bool {
     match preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) {
         Ok(_) => true,
         Err(error) => error != rustix::io::Errno::AGAIN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::fsync;
+    use std::io::Write;
+
+    #[test]
+    fn what_is_not_in_memory_is_read_and_what_is_stays_untouched() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; (CHUNK_BYTES * 3 + 5) as usize]).unwrap();
+        fsync(file.as_file()).unwrap();
+        let paths = [file.path().to_owned()];
+        assert!(ReadAhead::begin(&paths).readers.is_empty(), "just written: all of it is in memory");
+        fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+        let read_ahead = ReadAhead::begin(&paths);
+        let missing: u64 = read_ahead.shared.missing.iter().map(|chunk| chunk.length).sum();
+        // Where the file system keeps everything in memory (tmpfs) there is nothing to do.
+        assert!(missing == 0 || missing == CHUNK_BYTES * 3 + 5, "{missing}");
+        while read_ahead.readers.iter().any(|reader| !reader.is_finished()) {
+            thread::yield_now();
+        }
+        assert_eq!(read_ahead.shared.done_bytes.load(Ordering::Relaxed), missing);
+        drop(read_ahead);
+        assert!(ReadAhead::begin(&paths).readers.is_empty(), "now it is in memory");
+        assert!(ReadAhead::begin(&["/nowhere".into()]).readers.is_empty(), "errors are somebody else's");
     }
 }
