@@ -432,6 +432,21 @@ fn pools_do_not_evict_each_other() {
 }
 
 #[test]
+fn a_model_told_to_leave_while_callers_wait_for_it_answers_them_first() {
+    let mut world = room_for_one();
+    let request = world.ask(1);
+    world.run_for(Duration::from_millis(100));
+    world.feed(Event::UnloadWanted { digest: id(1) });
+    world.run_for(Duration::from_secs(10));
+    assert!(world.finished_at(request).is_some(), "{:?}", world.answers);
+    assert!(!world.is_ready(1));
+    assert_eq!(world.evictions(), [(id(1), EvictionReason::Requested)]);
+    let later = world.ask(1);
+    world.run_for(Duration::from_secs(10));
+    assert!(world.finished_at(later).is_some() && world.is_ready(1));
+}
+
+#[test]
 fn keep_alive_unloads_an_idle_model() {
     let mut world = World::new(settings());
     let mut short = spec(1, 40);

@@ -173,7 +173,8 @@ impl RunLoop {
             Command::Unload(digest, waiter) => {
                 self.happen(Event::UnloadWanted { digest });
                 self.unload_waiters.push((digest, waiter));
-                if matches!(self.state(digest), ModelState::Absent | ModelState::Failed) {
+                // It leaves now, or callers wait for its load: then it leaves after them, unless others come.
+                if !matches!(self.state(digest), ModelState::Draining | ModelState::Unloading) {
                     self.answer_unload_waiters(digest);
                 }
             }

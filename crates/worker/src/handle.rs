@@ -116,7 +116,8 @@ impl AgentHandle {
         self.send(Command::Event(Event::LoadWanted { digest }));
     }
 
-    /// Unloads a model as soon as it is idle and waits until its memory is free.
+    /// Unloads a model as soon as it is idle and waits until its memory is free. While callers wait for its load it
+    /// returns at once: they are answered first, and the model leaves then.
     pub async fn unload(&self, digest: Digest) -> Result<(), AgentGone> {
         let (sender, receiver) = oneshot::channel();
         self.send(Command::Unload(digest, sender));

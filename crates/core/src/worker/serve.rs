@@ -110,6 +110,10 @@ impl Worker {
                 Phase::Draining(_, reason) => Some(*reason),
                 Phase::Ready(_) if self.draining => Some(EvictionReason::Drain),
                 Phase::Ready(_) if model.forgotten => Some(EvictionReason::Forgotten),
+                // Told to leave while callers waited for its load: they have been answered, nobody came since.
+                Phase::Ready(_) if model.unwanted && model.is_idle() && model.waiting.is_empty() => {
+                    Some(EvictionReason::Requested)
+                }
                 _ => None,
             };
             let loading_in_vain = model.phase.is_loading() && (model.forgotten || self.draining);

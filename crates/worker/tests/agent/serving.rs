@@ -46,6 +46,18 @@ async fn a_model_is_loaded_serves_and_is_unloaded() {
 }
 
 #[tokio::test]
+async fn unloading_a_model_that_callers_wait_for_returns_and_happens_after_them() {
+    let mut world = World::new(settings(100 * MIB));
+    let digest = world.add(1, &SyntheticSpec { load_seconds: 0.3, ..holding(MIB) });
+    let asked = world.ask(digest, 3);
+    world.agent.unload(digest).await.unwrap();
+    assert!(asked.answer().await.is_done());
+    world.agent.unload(digest).await.unwrap();
+    assert_eq!(world.state(digest).await, ModelState::Absent);
+    world.end().await;
+}
+
+#[tokio::test]
 async fn a_cold_caller_hears_of_the_load_and_gets_its_answer() {
     let mut world = World::new(settings(100 * MIB));
     let digest = world.add(1, &SyntheticSpec { load_seconds: 0.6, ..holding(MIB) });
