@@ -6,7 +6,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use support::{Answer, Harness, chat, greedy, load_failure, model, text};
+use support::{Answer, Harness, chat, gemma, greedy, load_failure, model, text};
 use warmset_engine::{
     gguf, llama,
     port::Engine,
@@ -231,6 +231,9 @@ fn a_prompt_beyond_the_context_is_refused_with_numbers() {
     assert_eq!(kind, FailureKind::ContextExceeded);
     assert!(message.contains("256") && message.contains("prompt has"), "{message}");
     assert_eq!(harness.answers[&request].prompt_tokens, None);
+    let huge = harness.prepare(greedy(text(&words_of(20_000)), 4));
+    let (kind, message, _) = harness.answers[&huge].failure.clone().unwrap();
+    assert!(kind == FailureKind::ContextExceeded && message.contains("120000 bytes"), "{message}");
     let exact = |tokens: u32| Prompt::Tokens { tokens: vec![1000; tokens as usize] };
     let at_limit = harness.prepare(greedy(exact(256), 4));
     assert!(harness.answers[&at_limit].failure.is_some());
@@ -503,5 +506,20 @@ fn memory_is_estimated_well_before_the_first_load() {
         assert_eq!(estimate.steady.shared_host_bytes, std::fs::metadata(&path).unwrap().len());
         assert!(measured < expected, "{measured} bytes were taken, {expected} expected");
         assert!(expected < measured * 8 / 5, "{measured} bytes were taken, {expected} expected: too careful");
+    }
+}
+
+#[test]
+fn a_model_with_a_sliding_window_shares_prompts_without_cutting_back() {
+    let header = gguf::read_header_of_file(&gemma()).unwrap();
+    assert_eq!((header.architecture.as_str(), header.sliding_window), ("gemma3", Some(512)));
+    for parallel in [1, 2] {
+        let mut harness = Harness::with_file(gemma(), 1024, parallel);
+        let job = GenerateJob { choices: 3, ..greedy(text(DAYS), 8) };
+        let answer = harness.run(job);
+        for text in answer.texts.values() {
+            assert!(text.starts_with(" Friday, Saturday, Sunday"), "{parallel}: {:?}", answer.texts);
+        }
+        assert_eq!((answer.texts.len(), answer.usage().completion_tokens), (3, 24));
     }
 }

@@ -14,8 +14,9 @@ const STOPS_MAX: usize = 64;
 const STOP_BYTES_MAX: usize = 4096;
 /// The most tokens with a bias.
 const BIASES_MAX: usize = 1024;
-/// The longest text that is tokenised.
-const TEXT_BYTES_MAX: usize = 32 << 20;
+/// More bytes than any token stands for. Longer texts than the context can hold are not even tokenised, since that
+/// would keep everybody else waiting.
+const TOKEN_BYTES_MAX: usize = 256;
 /// The most inputs of one embedding request.
 const INPUTS_MAX: usize = 2048;
 
@@ -195,8 +196,16 @@ fn chat_tokens(loaded: &Loaded, messages: &str) -> Result<Vec<Token>, Refusal> {
 }
 
 fn text_tokens(loaded: &Loaded, text: &str, add_special: bool, param: &'static str) -> Result<Vec<Token>, Refusal> {
-    if text.len() > TEXT_BYTES_MAX {
-        return Err(Refusal::invalid(param, format!("the text is longer than {TEXT_BYTES_MAX} bytes")));
+    let context_tokens = loaded.info.context_tokens;
+    if text.len() / TOKEN_BYTES_MAX > context_tokens as usize {
+        return Err(Refusal {
+            kind: FailureKind::ContextExceeded,
+            message: format!(
+                "the prompt has {} bytes, more than this model's context of {context_tokens} tokens can hold; shorten it",
+                text.len()
+            ),
+            param: Some(param),
+        });
     }
     loaded.model.tokenize(text, add_special).map_err(Refusal::internal)
 }

@@ -13,11 +13,20 @@ use warmset_engine::{
 /// More steps than any test needs.
 const STEPS_MAX: usize = 20_000;
 
-/// The real model that all tests use.
+/// The real model that nearly all tests use.
 pub(crate) fn model() -> PathBuf {
+    file("SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// A model with a sliding window, whose sequences cannot be cut back.
+pub(crate) fn gemma() -> PathBuf {
+    file("gemma-3-270m.Q4_K_M.gguf")
+}
+
+fn file(name: &str) -> PathBuf {
     let folder = std::env::var_os("WARMSET_TEST_MODELS")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../build/models"), PathBuf::from);
-    let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = folder.join(name);
     assert!(
         path.is_file(),
         "{} is missing: `make test` fetches it; or set WARMSET_TEST_MODELS to the folder it is in",
