@@ -29,8 +29,6 @@ use warmset_gateway::{
 use warmset_store::StoreError;
 use warmset_worker::{AgentHandle, MemoryReport};
 
-/// How long a scrape waits for the gateway's own figures.
-const FIGURES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a draining server looks whether its requests have ended.
 const DRAIN_PAUSE: Duration = Duration::from_millis(20);
 
@@ -253,10 +251,6 @@ impl Server {
         // A worker that has ended has nothing to report.
         if let (Ok(report), Ok(lines)) = (self.agent.memory().await, self.agent.ledger().await) {
             self.frontend.metrics().set_ledger(&self.tier_bytes(&report), &lines);
-        }
-        if let Some(figures) = self.frontend.figures(FIGURES_TIMEOUT).await {
-            let directory = self.frontend.directory();
-            self.frontend.metrics().set_gateway(&figures, &|digest| directory.name_of(digest));
         }
     }
 }

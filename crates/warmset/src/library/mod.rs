@@ -11,9 +11,9 @@ pub(crate) use shape::Shape;
 
 use anyhow::{Context, Result, anyhow};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, PoisonError},
 };
 use take::Taken;
 use tokio::sync::Mutex;
@@ -28,8 +28,42 @@ pub(crate) type Progress = Box<dyn FnMut(u64, u64) + Send>;
 pub(crate) struct Library {
     pub(crate) store: Arc<Store>,
     pub(crate) catalog: Catalog,
+    shapes: Shapes,
     /// One change at a time: a file that is being added is not yet referenced and must not be removed.
     changes: Mutex<()>,
+}
+
+/// What was read from files before: stored files never change, so they are read once. Bounded by the catalog.
+#[derive(Clone, Default)]
+struct Shapes(Arc<std::sync::Mutex<BTreeMap<(Digest, u32, u32), Shape>>>);
+
+impl Shapes {
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Digest, u32, u32), Shape>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shape of a model under its settings; a guess is not kept.
+    fn of(&self, model: &Model, manifest: &Manifest, files: &[PathBuf]) -> Shape {
+        let settings = &model.settings;
+        let key = (model.digest, settings.parallel, settings.accelerators);
+        if let Some(known) = self.locked().get(&key) {
+            return known.clone();
+        }
+        match take::load_of(settings).and_then(|load| Shape::read(files, load)) {
+            Ok(shape) => {
+                self.locked().insert(key, shape.clone());
+                shape
+            }
+            Err(reason) => {
+                tracing::warn!(model = %model.name, "{reason}");
+                Shape::guess(manifest.files.iter().map(|file| file.size_bytes).sum())
+            }
+        }
+    }
+
+    fn forget(&self, digest: &Digest) {
+        self.locked().retain(|(known, _, _), _| known != digest);
+    }
 }
 
 /// A model with all that is known to load it.
@@ -57,7 +91,7 @@ impl Library {
         let path = root.join("catalog.db");
         let location = path.to_str().with_context(|| format!("the path {} is not UTF-8", path.display()))?;
         let catalog = Catalog::open(location).await?;
-        Ok(Self { store, catalog, changes: Mutex::new(()) })
+        Ok(Self { store, catalog, shapes: Shapes::default(), changes: Mutex::new(()) })
     }
 
     /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes nothing.
@@ -152,6 +186,7 @@ impl Library {
         let _one_at_a_time = self.changes.lock().await;
         let name = self.catalog.resolve(name).await?.name;
         let model = self.catalog.remove_model(&name).await?;
+        self.shapes.forget(&model.digest);
         self.remove_unreferenced().await;
         Ok(model)
     }
@@ -167,16 +202,16 @@ impl Library {
     /// All models with what is needed to load them.
     pub(crate) async fn all(&self) -> Result<Vec<Stored>> {
         let models = self.catalog.models().await?;
-        let store = self.store.clone();
-        let read = move || models.into_iter().map(|model| stored(&store, model)).collect();
+        let (store, shapes) = (self.store.clone(), self.shapes.clone());
+        let read = move || models.into_iter().map(|model| stored(&store, &shapes, model)).collect();
         tokio::task::spawn_blocking(read).await?
     }
 
     /// One model, by name or alias.
     pub(crate) async fn get(&self, name: &ModelName) -> Result<Stored> {
         let model = self.catalog.resolve(name).await?;
-        let store = self.store.clone();
-        tokio::task::spawn_blocking(move || stored(&store, model)).await?
+        let (store, shapes) = (self.store.clone(), self.shapes.clone());
+        tokio::task::spawn_blocking(move || stored(&store, &shapes, model)).await?
     }
 
     /// What was measured of a model, on every kind of machine.
@@ -205,14 +240,11 @@ impl Library {
 }
 
 /// Reads what the store holds of a model.
-fn stored(store: &Store, model: Model) -> Result<Stored> {
+fn stored(store: &Store, shapes: &Shapes, model: Model) -> Result<Stored> {
     let manifest = Manifest::from_canonical_json(&model.manifest)
         .with_context(|| format!("the catalog entry of {} is broken", model.name))?;
     let files: Vec<PathBuf> = manifest.files.iter().map(|file| store.path_of(&file.sha256)).collect();
-    let shape = take::load_of(&model.settings).and_then(|load| Shape::read(&files, load)).unwrap_or_else(|reason| {
-        tracing::warn!(model = %model.name, "{reason}");
-        Shape::guess(manifest.files.iter().map(|file| file.size_bytes).sum())
-    });
+    let shape = shapes.of(&model, &manifest, &files);
     Ok(Stored { model, manifest, files, shape })
 }
 
