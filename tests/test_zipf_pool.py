@@ -19,6 +19,8 @@ MEMORY = "900MiB"
 RESERVE = "128MiB"
 # What a page that two processes touch differently, or an allocator's last page, may make the figures differ by.
 REST_TOLERANCE = 0.02
+# How much of the budget request buffers may take from the reserve for a moment.
+GROWTH_TOLERANCE = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,11 @@ def test_ten_models_share_memory_for_three(server):
 
     assert len(sampler.samples) > 50
     for memory in sampler.samples:
-        assert warmset.used_bytes(memory) <= memory["capacity"], memory
+        models = sum(memory[state] for state in ("loading", "resident", "unloading"))
+        assert models + memory["overhead"] <= memory["capacity"], memory
+        # A model that grows while it runs (llama.cpp touches its buffers as batches grow) takes that from the reserve,
+        # which is there for it, until the deficit is evicted.
+        assert models <= (memory["capacity"] - memory["reserve"]) * (1 + GROWTH_TOLERANCE), memory
     starts = Counter(start for _, _, start, _ in answers)
     assert starts["warm"] > 0 and starts["cold"] > 0, starts
     # More models were wanted than fit, so somebody had to leave.

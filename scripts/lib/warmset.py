@@ -197,9 +197,11 @@ class Server:
         return self.admin_json("/admin/v1/ledger")
 
     def memory(self, tier="host"):
-        """The ledger's sums for one tier, in bytes, all of the same moment."""
-        found = next(entry for entry in self.ledger()["memory"]["tiers"] if entry["tier"] == tier)
-        return {name.removesuffix("_bytes"): value for name, value in found.items() if name != "tier"}
+        """The ledger's sums for one tier, in bytes, all of the same moment, and what the server itself takes."""
+        memory = self.ledger()["memory"]
+        found = next(entry for entry in memory["tiers"] if entry["tier"] == tier)
+        sums = {name.removesuffix("_bytes"): value for name, value in found.items() if name != "tier"}
+        return {**sums, "overhead": memory["overhead_bytes"]}
 
     def metrics(self):
         """Every sample as {(name, frozenset of label pairs): value}."""
