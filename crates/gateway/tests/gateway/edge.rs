@@ -10,8 +10,13 @@ use warmset_gateway::{openai::ApiConfig, server::ServerConfig};
 
 const SHORT: Duration = Duration::from_millis(200);
 
-fn short_timeouts() -> Setup {
-    let server = ServerConfig { header_timeout: SHORT, idle_timeout: SHORT, ..ServerConfig::default() };
+fn short_header_timeout() -> Setup {
+    let server = ServerConfig { header_timeout: SHORT, ..ServerConfig::default() };
+    Setup { server, ..Setup::default() }
+}
+
+fn short_idle_timeout() -> Setup {
+    let server = ServerConfig { idle_timeout: SHORT, ..ServerConfig::default() };
     Setup { server, ..Setup::default() }
 }
 
@@ -78,13 +83,14 @@ async fn large_heads_are_431() {
 
 #[tokio::test]
 async fn slow_heads_and_silent_connections_are_closed() {
-    let harness = Harness::with(short_timeouts()).await;
+    let harness = Harness::with(short_header_timeout()).await;
     let mut silent = harness.connect().await;
     assert_eq!(read_to_close(&mut silent).await, b"");
     let mut half = harness.connect().await;
     half.write_all(b"GET /v1/models HT").await.unwrap();
     let said = String::from_utf8(read_to_close(&mut half).await).unwrap();
     assert!(said.starts_with("HTTP/1.1 408 "), "{said}");
+    let harness = Harness::with(short_idle_timeout()).await;
     let mut idle = harness.connect().await;
     idle.write_all(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     assert_eq!(read_response(&mut idle).await.status, 200);
@@ -93,7 +99,7 @@ async fn slow_heads_and_silent_connections_are_closed() {
 
 #[tokio::test]
 async fn a_byte_now_and_then_does_not_buy_time() {
-    let harness = Harness::with(short_timeouts()).await;
+    let harness = Harness::with(short_header_timeout()).await;
     let mut stream = harness.connect().await;
     let (mut read, mut write) = stream.split();
     let trickle = async {
@@ -119,8 +125,8 @@ async fn a_byte_now_and_then_does_not_buy_time() {
 }
 
 #[tokio::test]
-async fn a_request_may_take_longer_than_every_idle_timeout() {
-    let mut harness = Harness::with(short_timeouts()).await;
+async fn a_request_may_take_longer_than_the_idle_timeout() {
+    let mut harness = Harness::with(short_idle_timeout()).await;
     let mut stream = harness.send("/v1/chat/completions", &chat(json!({}))).await;
     let assignment = harness.worker.assignment().await;
     tokio::time::sleep(SHORT * 3).await;

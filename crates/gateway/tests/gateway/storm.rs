@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 use tokio::{io::AsyncWriteExt, sync::mpsc};
 use warmset_core::{
     Priority, TenantId,
@@ -115,18 +115,16 @@ async fn ten_thousand_aborted_requests_leave_nothing_behind_and_replay() {
     }
     while tasks.join_next().await.is_some() {}
     settled(&frontend).await;
-    // The run loop ends with its last handle and closes its recording.
-    drop(frontend);
-    let replayed = within(async {
-        loop {
-            let replayed = replay(&recording).unwrap();
-            if replayed.events > 20_000 {
-                return replayed;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    // The last event shows that all before it are on disk.
+    frontend.drain();
+    within(async {
+        while !std::fs::read_to_string(&recording).unwrap().contains("\"event\":\"Drain\"") {
+            tokio::task::yield_now().await;
         }
     })
     .await;
+    let replayed = replay(&recording).unwrap();
+    assert!(replayed.events > 10_000, "{replayed:?}");
     assert!(replayed.difference.is_none() && replayed.violation.is_none(), "{replayed:?}");
 }
 
