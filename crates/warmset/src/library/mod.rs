@@ -35,10 +35,13 @@ pub(crate) struct Library {
 
 /// What was read from files before: stored files never change, so they are read once. Bounded by the catalog.
 #[derive(Clone, Default)]
-struct Shapes(Arc<std::sync::Mutex<BTreeMap<(Digest, u32, u32), Shape>>>);
+struct Shapes(Arc<std::sync::Mutex<KnownShapes>>);
+
+/// By digest, parallel sequences and accelerators.
+type KnownShapes = BTreeMap<(Digest, u32, u32), Shape>;
 
 impl Shapes {
-    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Digest, u32, u32), Shape>> {
+    fn locked(&self) -> std::sync::MutexGuard<'_, KnownShapes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
