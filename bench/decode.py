@@ -22,8 +22,9 @@ def servers(directory, model):
     return ours, peer
 
 
-def decode_rate(connections, generator):
+def decode_rate(port, count, generator):
     """Generated tokens per second of all requests together, from the first request to the last answer."""
+    connections = [harness.Connection(port) for _ in range(count)]
 
     def call(connection):
         body = {"model": "m", "prompt": harness.random_tokens(generator, PROMPT_TOKENS), "max_tokens": DECODED_TOKENS,
@@ -36,8 +37,9 @@ def decode_rate(connections, generator):
     return sum(tokens) / seconds
 
 
-def prefill_rate(connection, generator, length):
+def prefill_rate(port, generator, length):
     """Prompt tokens per second of one request that generates one token."""
+    connection = harness.Connection(port)
 
     def call(connection):
         body = {"model": "m", "prompt": harness.random_tokens(generator, length), "max_tokens": 1, "temperature": 0}
@@ -55,17 +57,15 @@ def main():
     with harness.scratch() as directory:
         server, peer = servers(directory, model)
         with server, peer:
-            ours = [harness.Connection(server.port) for _ in range(SEQUENCES)]
-            theirs = [harness.Connection(peer.port) for _ in range(SEQUENCES)]
-            for connections in (ours, theirs):
-                decode_rate(connections, generator)  # both warm
+            for port in (server.port, peer.port):
+                decode_rate(port, SEQUENCES, generator)  # both warm
             for count in (1, 4, 8):
-                figures = harness.alternate(ROUNDS, lambda: decode_rate(ours[:count], generator),
-                                            lambda: decode_rate(theirs[:count], generator))
+                figures = harness.alternate(ROUNDS, lambda: decode_rate(server.port, count, generator),
+                                            lambda: decode_rate(peer.port, count, generator))
                 claims[f"decode_{count}_at_once"] = harness.compared(*figures, "tokens per second", 1)
             for length in (512, 2048):
-                figures = harness.alternate(ROUNDS, lambda: prefill_rate(ours[0], generator, length),
-                                            lambda: prefill_rate(theirs[0], generator, length))
+                figures = harness.alternate(ROUNDS, lambda: prefill_rate(server.port, generator, length),
+                                            lambda: prefill_rate(peer.port, generator, length))
                 claims[f"prefill_{length}"] = harness.compared(*figures, "tokens per second", 1)
     harness.report("decode", claims, model=model.name, threads=harness.THREADS, rounds=ROUNDS, claim="ratio at least 1.0")
 
