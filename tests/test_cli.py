@@ -97,7 +97,7 @@ def test_profile_measures_and_keeps_the_measurement(server):
 
 
 def test_run_answers_a_prompt(server):
-    result = server.cli("run", "smollm2", "Say hello.", timeout=120)
+    result = server.cli("run", "smollm2", "Say hello.", "--max-tokens", 16)
     assert result.stdout.strip()
 
 
