@@ -184,7 +184,8 @@ mod tests {
     fn this_process_is_measured_as_it_grows() {
         let pid = std::process::id();
         let before = Measurement::of(pid, &[]).unwrap();
-        let grown = vec![1_u8; 32 << 20];
+        // Else the optimiser would do without the memory.
+        let grown = std::hint::black_box(vec![1_u8; 32 << 20]);
         let after = Measurement::of(pid, &[]).unwrap();
         assert!(after.anonymous_bytes >= before.anonymous_bytes + (grown.len() as u64) - (1 << 20));
         assert!(after.peak_resident_bytes >= after.anonymous_bytes);
