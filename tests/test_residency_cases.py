@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import warmset
 from warmset import Events, Sampler, percentile, synthetic_model, wait_for
@@ -67,6 +68,19 @@ def ask(server, name, **options):
     return headers
 
 
+@contextmanager
+def waiting_for_ever(server, name):
+    """A request that waits for a load that never ends, until the server is killed."""
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(server.complete, name)
+        try:
+            yield
+            assert not waiting.done(), waiting.result()
+        finally:
+            server.kill()
+        assert isinstance(waiting.exception(), (http.client.HTTPException, OSError)), waiting.exception()
+
+
 def facts(events, kind, name=None):
     return [event for event in events.all() if event["type"] == kind and name in (None, event.get("model"))]
 
@@ -115,45 +129,21 @@ def test_a_victim_that_gets_a_request_does_not_block_the_load_L3(pool, tmp_path)
 def test_a_load_that_sticks_is_seen_L3(pool, tmp_path):
     # Room for three by measurement is room for two by estimate, before anything was measured.
     server = pool_for(pool, 3, 32, [spec(tmp_path, "stuck", 32, failure="load_hangs"), spec(tmp_path, "fine", 32)])
-    threading.Thread(target=lambda: server.complete("stuck"), daemon=True).start()
-    wait_for(lambda: server.metric("warmset_oldest_pending_load_seconds") > 1, "the metric rises")
-    ask(server, "fine")
-    server.kill()
+    with waiting_for_ever(server, "stuck"):
+        wait_for(lambda: server.metric("warmset_oldest_pending_load_seconds") > 1, "the metric rises")
+        ask(server, "fine")
 
 
 def test_a_hot_model_does_not_feel_a_cold_one_load_L4(pool, tmp_path):
-    models = [spec(tmp_path, "hot", 64, decode_seconds_per_token=0.004), spec(tmp_path, "cold", 64, load_seconds=1.0)]
+    # What the load costs in time is measured by bench/interference; here a load that never ends holds nobody up.
+    models = [spec(tmp_path, "hot", 64), spec(tmp_path, "cold", 64, failure="load_hangs")]
     server = pool_for(pool, 2, 64, models)
     ask(server, "hot", max_tokens=4)
-
-    def measure(condition):
-        latencies = []
-        while condition():
-            asked = time.monotonic()
+    with waiting_for_ever(server, "cold"):
+        wait_for_state(server, "cold", "loading")
+        for _ in range(100):
             ask(server, "hot", max_tokens=4)
-            latencies.append(time.monotonic() - asked)
-        return latencies
-
-    def round_of_both():
-        server.cli("model", "unload", "cold")
-        until = time.monotonic() + 1.0
-        before = measure(lambda: time.monotonic() < until)
-        with ThreadPoolExecutor(1) as thread:
-            load = thread.submit(ask, server, "cold")
-            during = measure(lambda: not load.done())
-            load.result()
-        return before, during
-
-    # The machine's own noise is in both halves: rounds are added until their pooled figures agree.
-    before, during = [], []
-    for _ in range(20):
-        one, other = round_of_both()
-        before += one
-        during += other
-        assert other, "the hot model was not served while the cold one loaded"
-        if min(len(before), len(during)) >= 60 and percentile(during, 99) <= 1.1 * percentile(before, 99):
-            return
-    raise AssertionError(f"p99 before {percentile(before, 99):.4f} s, during loads {percentile(during, 99):.4f} s")
+        assert state(server, "cold") == "loading"
 
 
 def test_an_engine_that_ignores_the_stop_is_killed_L5(pool, tmp_path):

@@ -27,6 +27,10 @@ use tokio::sync::oneshot;
 
 /// Environment that engines keep; everything else, secrets included, stays with the parent.
 const KEPT_ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "RUST_LOG"];
+/// How often a thread looks at a barrier before it sleeps (libgomp's own number for crowded cores). Never sleeping costs
+/// engines that share cores up to fifty times their speed, sleeping at once costs a lone one a fifth of it, and a
+/// thousand looks take about as long as the wake-up they save. docs/user-guide/measuring.md has the figures.
+const BARRIER_SPINS: &str = "1000";
 /// The hidden command that makes the program an engine process.
 const ENGINE_ARGUMENT: &str = "engine";
 
@@ -102,8 +106,7 @@ impl Launcher {
                 command.env(name, value);
             }
         }
-        // Engines that share cores must not spin at barriers: it costs them up to fifty times their speed.
-        command.env("OMP_WAIT_POLICY", "passive");
+        command.env("OMP_WAIT_POLICY", "passive").env("GOMP_SPINCOUNT", BARRIER_SPINS);
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(log_writer.try_clone()?).stderr(log_writer);
 
         let (sender, receiver) = oneshot::channel();
