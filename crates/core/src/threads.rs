@@ -249,6 +249,82 @@ mod tests {
         assert_eq!(leases.rounds(), 3);
     }
 
+    #[test]
+    fn with_one_engine_more_than_cores_the_one_whose_quantum_is_over_gives_way() {
+        let mut leases = ThreadLeases::new(1, QUANTUM);
+        for number in 1..=2 {
+            leases.enter(id(number), 0, at(0));
+            leases.set_busy(id(number), true, at(0));
+        }
+        assert_eq!(leases.settle(at(0)), [(id(1), 1)]);
+        leases.confirmed(id(1));
+        assert_eq!(leases.settle(at(99)), [], "a turn lasts its quantum");
+        assert_eq!(leases.next_timer(), Some(at(100)));
+        assert_eq!(leases.settle(at(100)), [(id(1), 0)]);
+        leases.confirmed(id(1));
+        assert_eq!(leases.settle(at(101)), [(id(2), 1)]);
+    }
+
+    #[test]
+    fn nobody_is_woken_for_a_turn_that_nobody_waits_for() {
+        let mut leases = ThreadLeases::new(1, QUANTUM);
+        leases.enter(id(1), 1, at(0));
+        leases.enter(id(2), 0, at(0));
+        leases.set_busy(id(1), true, at(0));
+        leases.settle(at(0));
+        assert_eq!(leases.next_timer(), None, "an engine without work or threads waits for nothing");
+        leases.set_busy(id(2), true, at(1));
+        leases.settle(at(1));
+        assert_eq!(leases.next_timer(), Some(at(100)));
+    }
+
+    #[test]
+    fn the_threads_of_an_engine_that_is_gone_are_free() {
+        let mut leases = ThreadLeases::new(2, QUANTUM);
+        for number in 1..=2 {
+            leases.enter(id(number), 1, at(0));
+            leases.set_busy(id(number), true, at(0));
+        }
+        assert_eq!((leases.settle(at(0)), leases.free()), (vec![], 0));
+        leases.leave(id(1));
+        assert_eq!(leases.free(), 1);
+        assert_eq!(leases.settle(at(1)), [(id(2), 2)]);
+    }
+
+    #[test]
+    fn confirming_an_older_number_frees_nothing_while_a_later_one_is_on_its_way() {
+        let mut leases = ThreadLeases::new(4, QUANTUM);
+        leases.enter(id(1), 4, at(0));
+        leases.enter(id(2), 0, at(0));
+        leases.set_busy(id(1), true, at(0));
+        leases.settle(at(0));
+        leases.set_busy(id(2), true, at(1));
+        assert_eq!(leases.settle(at(1)), [(id(1), 2)]);
+        leases.set_busy(id(2), false, at(2));
+        assert_eq!(leases.settle(at(2)), [(id(1), 4)]);
+        leases.set_busy(id(2), true, at(3));
+        assert_eq!(leases.settle(at(3)), [(id(1), 2)]);
+        // Having read the first 2, it may still read the 4 and step with it.
+        for _ in 0..2 {
+            leases.confirmed(id(1));
+            assert_eq!((leases.free(), leases.settle(at(4))), (0, vec![]));
+        }
+        leases.confirmed(id(1));
+        assert_eq!((leases.free(), leases.settle(at(5))), (2, vec![(id(2), 2)]));
+    }
+
+    #[test]
+    fn a_machine_that_promised_too_much_would_be_noticed() {
+        let mut leases = ThreadLeases::new(2, QUANTUM);
+        leases.enter(id(1), 2, at(0));
+        for (threads_max, within) in [(2, true), (3, false)] {
+            if let Some(lease) = leases.leases.get_mut(&id(1)) {
+                lease.activity = Activity::Stepping { threads_max };
+            }
+            assert_eq!(leases.within_cores(), within);
+        }
+    }
+
     /// Engines as they really behave: messages arrive in order, take effect at a step, and are confirmed later.
     #[derive(Debug, Default)]
     struct Engine {

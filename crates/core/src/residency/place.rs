@@ -244,6 +244,18 @@ mod tests {
         assert_eq!(solve(&[100, 100], &[], &two), None, "two shards need two accelerators");
     }
 
+    #[test]
+    fn of_equal_losses_the_accelerator_that_is_free_now_is_taken() {
+        let footprint = Footprint { accelerator_bytes: vec![50], ..Footprint::default() };
+        for standing in [Standing::Leaving, evictable_at(0.0)] {
+            let mut on_first = held(1, 0, standing);
+            on_first.charge.private = MemoryVector(vec![0, 80, 0]);
+            let placement = solve(&[100, 100, 100], &[on_first], &footprint).expect("fits");
+            assert_eq!((placement.accelerators, placement.fits_now), (vec![2], true), "beside {standing:?}");
+            assert!(placement.victims.is_empty());
+        }
+    }
+
     fn any_holder(id: u8) -> impl Strategy<Value = Held> {
         let standing = prop_oneof![
             Just(Standing::Fixed),
