@@ -273,9 +273,12 @@ def test_a_model_larger_than_the_budget_is_an_honest_refusal_L10(pool, tmp_path)
     server = pool_for(pool, 1, 64, [spec(tmp_path, "huge", 400), spec(tmp_path, "small", 16)])
     # An estimate alone refuses nobody: the first try shows that it does not fit, and its process dies of its cap.
     status, headers, body = server.complete("huge")
-    assert status in (503, 507), body
-    assert "memory" in body["error"]["message"]
-    assert "retry-after" in headers or headers["x-should-retry"] == "false"
+    for _ in range(2):
+        assert (status, body["error"]["code"]) == (507, "model_too_large"), body
+        assert "memory" in body["error"]["message"]
+        assert headers["x-should-retry"] == "false" and "retry-after" not in headers
+        status, headers, body = server.complete("huge")
+    assert server.metric("warmset_model_loads_total", model="huge") == 1, "it is tried once"
     assert warmset.used_bytes(server.memory()) <= server.memory()["capacity"]
     ask(server, "small")
 

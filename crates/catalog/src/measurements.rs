@@ -53,7 +53,7 @@ impl Measurement {
                 load_seconds: blend(self.timings.load_seconds, new.timings.load_seconds),
                 warm_up_seconds: blend(self.timings.warm_up_seconds, new.timings.warm_up_seconds),
             },
-            peak: greater(&self.peak, &new.peak),
+            peak: self.peak.larger(&new.peak),
             steady: new.steady.clone(),
             first_request_penalty_seconds: blend_optional(
                 self.first_request_penalty_seconds,
@@ -65,16 +65,6 @@ impl Measurement {
             measured_unix_milliseconds: 0,
             samples: self.samples + 1,
         }
-    }
-}
-
-fn greater(old: &Footprint, new: &Footprint) -> Footprint {
-    let accelerators = old.accelerator_bytes.len().max(new.accelerator_bytes.len());
-    let on = |footprint: &Footprint, index: usize| footprint.accelerator_bytes.get(index).copied().unwrap_or(0);
-    Footprint {
-        private_host_bytes: old.private_host_bytes.max(new.private_host_bytes),
-        shared_host_bytes: old.shared_host_bytes.max(new.shared_host_bytes),
-        accelerator_bytes: (0..accelerators).map(|index| on(old, index).max(on(new, index))).collect(),
     }
 }
 
@@ -120,6 +110,34 @@ impl Catalog {
         .await?;
         transaction.commit().await?;
         Ok(merged)
+    }
+
+    /// Notes what a running model holds, more than it did when it was loaded. Without an earlier measurement there is
+    /// nothing to correct.
+    pub async fn record_growth(
+        &self,
+        digest: &Digest,
+        worker_type: &str,
+        steady: &Footprint,
+    ) -> Result<(), CatalogError> {
+        let mut transaction = self.write().await?;
+        let row = sqlx::query("SELECT * FROM measurements WHERE digest = ? AND worker_type = ?")
+            .bind(digest.to_string())
+            .bind(worker_type)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        let Some(row) = row else { return Ok(()) };
+        let mut known = read_measurement(&row)?;
+        known.peak = known.peak.larger(steady);
+        known.steady = steady.clone();
+        sqlx::query("UPDATE measurements SET figures = ? WHERE digest = ? AND worker_type = ?")
+            .bind(to_json(&known)?)
+            .bind(digest.to_string())
+            .bind(worker_type)
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(())
     }
 
     /// What is known of a digest on one kind of machine.

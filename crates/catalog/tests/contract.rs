@@ -145,6 +145,11 @@ async fn measurements_are_kept_per_digest_and_worker_type_and_blend() {
     assert_eq!((known.kv_bytes_per_token, known.samples), (Some(5), 2));
     assert!(known.measured_unix_milliseconds > 0);
 
+    catalog.record_growth(&digest, "cpu-2", &footprint(130, 5)).await.unwrap();
+    let grown = catalog.measurement(&digest, "cpu-2").await.unwrap().unwrap();
+    assert_eq!((grown.peak, grown.steady, grown.samples), (footprint(130, 20), footprint(130, 5), 2));
+    catalog.record_growth(&digest, "cpu-64", &footprint(130, 5)).await.unwrap();
+
     assert_eq!(catalog.measurement(&digest, "cpu-64").await.unwrap(), None);
     catalog.record_measurement(&digest, "cpu-64", &second).await.unwrap();
     let all: Vec<String> = catalog.measurements().await.unwrap().into_iter().map(|(_, kind, _)| kind).collect();

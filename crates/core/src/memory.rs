@@ -89,4 +89,13 @@ impl Footprint {
     pub fn total_bytes(&self) -> Bytes {
         self.private_host_bytes + self.shared_host_bytes + self.accelerator_bytes.iter().sum::<Bytes>()
     }
+    /// The greater of both in every place.
+    pub fn larger(&self, other: &Self) -> Self {
+        let accelerators = MemoryVector(self.accelerator_bytes.clone());
+        Self {
+            private_host_bytes: self.private_host_bytes.max(other.private_host_bytes),
+            shared_host_bytes: self.shared_host_bytes.max(other.shared_host_bytes),
+            accelerator_bytes: accelerators.max(&MemoryVector(other.accelerator_bytes.clone())).0,
+        }
+    }
 }

@@ -307,6 +307,30 @@ fn l15_an_estimate_twice_too_small_evicts_the_deficit_but_never_the_newcomer() {
 }
 
 #[test]
+fn l15_what_a_model_grows_by_while_it_runs_is_planned_for_at_its_next_load() {
+    let mut world = World::new(settings());
+    world.add_plain(1, 60);
+    world.add_plain(2, 30);
+    world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    let told = |world: &World| world.facts.iter().filter(|(_, fact)| matches!(fact, Fact::Grown { .. })).count();
+    assert_eq!(told(&world), 0, "measured as it was at its load");
+    world.grow(1, 75);
+    world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    world.grow(1, 70);
+    world.run_for(Duration::from_secs(30));
+    assert_eq!(told(&world), 1, "less than the most is no news");
+    world.feed(Event::UnloadWanted { digest: id(1) });
+    world.ask(2);
+    world.run_for(Duration::from_secs(3));
+    assert!(world.is_ready(2));
+    world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    assert!(world.is_ready(1) && !world.is_ready(2), "room for its 75 bytes was made before its load");
+}
+
+#[test]
 fn an_estimate_larger_than_the_pool_does_not_refuse_a_file_that_fits() {
     let mut world = World::new(settings());
     let mut large = spec(1, 0);
@@ -334,53 +358,6 @@ fn l16_a_pinned_model_comes_back_after_a_crash_with_its_bytes_still_its_own() {
     let refused = world.ask(2);
     assert!(matches!(world.rejection_of(refused), Some(Rejection::NoMemory { .. })), "{:?}", world.answers);
     assert!(world.is_ready(1));
-}
-
-#[test]
-fn a_broken_model_is_tried_once_per_pause_and_hurts_nobody_else() {
-    let mut world = World::new(settings());
-    let behaviour = Behaviour { failing_loads: u32::MAX, ..Behaviour::plain(40) };
-    world.add(spec(1, 40), behaviour);
-    world.add_plain(2, 40);
-    for _ in 0..600 {
-        world.ask(1);
-        world.ask(2);
-        world.run_for(Duration::from_millis(100));
-    }
-    world.run_for(Duration::from_secs(10));
-    assert!(world.unanswered().is_empty());
-    // Pauses of 1, 2, 4, 8, 16, 32 s between loads of 1 s fill the minute.
-    assert!(world.loads_of(1) <= 6, "{} loads", world.loads_of(1));
-    assert_eq!(world.loads_of(2), 1);
-    let cached = world
-        .answers
-        .values()
-        .filter(|answer| matches!(answer, world::Answer::Rejected { rejection: Rejection::LoadFailed { .. }, .. }));
-    assert_eq!(cached.count(), 600, "every caller hears the cached error at once");
-}
-
-#[test]
-fn a_hanging_engine_is_killed_and_replaced() {
-    let mut world = World::new(settings());
-    world.add(spec(1, 40), Behaviour { hang_at_request: Some(1), ..Behaviour::plain(40) });
-    let hung = world.ask(1);
-    world.run_for(Duration::from_secs(30));
-    assert!(matches!(world.rejection_of(hung), Some(Rejection::EngineLost { .. })));
-    let next = world.ask(1);
-    world.run_for(Duration::from_secs(5));
-    assert!(world.finished_at(next).is_some());
-}
-
-#[test]
-fn a_load_that_never_ends_is_killed_at_its_deadline() {
-    let mut world = World::new(settings());
-    world.add(spec(1, 40), Behaviour { load_never_ends: true, ..Behaviour::plain(40) });
-    let request = world.ask(1);
-    world.run_for(Duration::from_secs(59));
-    assert_eq!(world.rejection_of(request), None);
-    world.run_for(Duration::from_secs(2));
-    assert!(matches!(world.rejection_of(request), Some(Rejection::LoadFailed { .. })));
-    assert_eq!(world.held_host_bytes(), 0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod harden;
 
 use crate::{
     frame,
-    port::Engine,
+    port::{Engine, LoadFailure, LoadFault},
     protocol::{EngineKind, FromEngine, LoadRequest, PROTOCOL_VERSION, ToEngine},
     synthetic::SyntheticEngine,
 };
@@ -29,6 +29,8 @@ pub const EXIT_LOAD_FAILED: u8 = 3;
 pub const EXIT_PARENT_GONE: u8 = 4;
 /// Exit code when the worker sends something that is not a message.
 pub const EXIT_PROTOCOL: u8 = 5;
+/// The model needs more memory than there is.
+pub const EXIT_OUT_OF_MEMORY: u8 = 6;
 
 /// Runs an engine process: what the hidden command `engine` does.
 pub fn run() -> ExitCode {
@@ -111,7 +113,12 @@ fn serve(socket: UnixStream) -> Result<u8, frame::FrameError> {
     };
     match engine.load(&request, &mut |message| outbox.put(&message)) {
         Ok(info) => outbox.put(&FromEngine::Loaded(info)),
-        Err(failure) => return refuse(&mut outbox, failure.message, failure.permanent),
+        // Whether this is its cap, only the worker knows: it reads the exit code.
+        Err(LoadFailure { message, fault: LoadFault::Memory }) => {
+            log(&message);
+            return Ok(EXIT_OUT_OF_MEMORY);
+        }
+        Err(LoadFailure { message, fault }) => return refuse(&mut outbox, message, fault == LoadFault::Artifact),
     }
     outbox.check()?;
     outbox.at_once = false;

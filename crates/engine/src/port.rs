@@ -10,8 +10,26 @@ pub type Report<'a> = &'a mut dyn FnMut(FromEngine);
 pub struct LoadFailure {
     /// What is wrong and what to do.
     pub message: String,
-    /// No further try will succeed until the artifact or its settings change.
-    pub permanent: bool,
+    /// What is at fault.
+    pub fault: LoadFault,
+}
+
+/// What is at fault when a model cannot be loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadFault {
+    /// The artifact or its settings: no further try will succeed until they change.
+    Artifact,
+    /// There is less memory than it needs.
+    Memory,
+    /// Something that may pass.
+    Passing,
+}
+
+impl LoadFault {
+    /// The artifact's fault, or one that may pass.
+    pub fn from_permanent(permanent: bool) -> Self {
+        if permanent { Self::Artifact } else { Self::Passing }
+    }
 }
 
 /// An implementation of inference. `load` is called once, before anything else.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use support::{Answer, Harness, chat, gemma, greedy, load_failure, model, text};
 use warmset_engine::{
     gguf, llama,
-    port::Engine,
+    port::{Engine, LoadFault},
     protocol::{FailureKind, FinishReason, GenerateJob, Prompt, Sampling, ToEngine, TokensOrText},
 };
 
@@ -450,9 +450,13 @@ fn what_is_not_a_sound_model_is_refused_for_good() {
     };
     let original = std::fs::read(model()).unwrap();
     let truncated = load_failure(file("truncated.gguf", &original[..original.len() / 2]));
-    assert!(truncated.permanent && truncated.message.contains("outside of the file"), "{}", truncated.message);
+    assert!(
+        truncated.fault == LoadFault::Artifact && truncated.message.contains("outside of the file"),
+        "{}",
+        truncated.message
+    );
     let pickle = load_failure(file("pickle.gguf", b"\x80\x04\x95rest"));
-    assert!(pickle.permanent && pickle.message.contains("pickle"), "{}", pickle.message);
+    assert!(pickle.fault == LoadFault::Artifact && pickle.message.contains("pickle"), "{}", pickle.message);
     // A header that reads well for an architecture that llama.cpp does not know.
     let mut unknown = original.clone();
     let place = unknown.windows(5).position(|window| window == b"llama").unwrap();
@@ -463,9 +467,9 @@ fn what_is_not_a_sound_model_is_refused_for_good() {
         unknown[begin..begin + 5].copy_from_slice(b"lxama");
     }
     let unknown = load_failure(file("unknown.gguf", &unknown));
-    assert!(unknown.permanent && unknown.message.contains("lxama"), "{}", unknown.message);
+    assert!(unknown.fault == LoadFault::Artifact && unknown.message.contains("lxama"), "{}", unknown.message);
     let missing = load_failure(folder.path().join("missing.gguf"));
-    assert!(!missing.permanent, "a missing file may come: {}", missing.message);
+    assert!(missing.fault == LoadFault::Passing, "a missing file may come: {}", missing.message);
 }
 
 #[test]

@@ -230,6 +230,9 @@ impl Metrics {
             Fact::SizeCorrected { digest, to_bytes, .. } => {
                 self.set_resident(&name(digest), digest, "steady", *to_bytes);
             }
+            Fact::Grown { digest, steady } => {
+                self.set_resident(&name(digest), digest, "steady", steady.total_bytes());
+            }
             Fact::StateChanged { digest, state } => self.follow_load(now, *digest, *state),
             Fact::LoadStarted { .. } => {}
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::{broadcast::error::RecvError, mpsc};
 use warmset_catalog::{Measurement, NewEvent};
-use warmset_core::{Digest, Instant, WorkerId, worker::Fact};
+use warmset_core::{Digest, Footprint, Instant, WorkerId, worker::Fact};
 use warmset_gateway::{admin::EventLog, frontend::Frontend};
 use warmset_worker::AgentHandle;
 
@@ -19,6 +19,7 @@ const BATCH_MAX: usize = 256;
 enum Write {
     Event(NewEvent),
     Measured(Digest, Box<Measurement>),
+    Grown(Digest, Footprint),
 }
 
 /// Where facts go.
@@ -85,6 +86,9 @@ impl Listeners {
             let measurement = Measurement { timings, peak, steady, ..Measurement::default() };
             queue(writes, Write::Measured(*digest, Box::new(measurement)));
         }
+        if let Fact::Grown { digest, steady } = fact {
+            queue(writes, Write::Grown(*digest, steady.clone()));
+        }
     }
 }
 
@@ -105,6 +109,11 @@ async fn write(library: Arc<Library>, worker_type: String, mut waiting: mpsc::Re
                 Write::Measured(digest, measurement) => {
                     let recorded = library.catalog.record_measurement(&digest, &worker_type, &measurement).await;
                     if let Err(error) = recorded {
+                        tracing::warn!(%digest, "a measurement is lost: {error}");
+                    }
+                }
+                Write::Grown(digest, steady) => {
+                    if let Err(error) = library.catalog.record_growth(&digest, &worker_type, &steady).await {
                         tracing::warn!(%digest, "a measurement is lost: {error}");
                     }
                 }
@@ -156,6 +165,9 @@ impl Told {
             Fact::SizeCorrected { digest, from_bytes, to_bytes } => {
                 let detail = json!({ "from_bytes": from_bytes, "to_bytes": to_bytes });
                 Self { keep: false, ..told("size_corrected", digest, detail) }
+            }
+            Fact::Grown { digest, steady } => {
+                told("model_grown", digest, json!({ "steady_bytes": steady.total_bytes() }))
             }
             Fact::StateChanged { digest, state } => {
                 Self { keep: false, ..told("state_changed", digest, json!({ "state": state })) }

@@ -515,6 +515,7 @@ fn log_fact(fact: &Fact) {
         Fact::LoadStarted { .. }
         | Fact::EvictionFinished { .. }
         | Fact::SizeCorrected { .. }
+        | Fact::Grown { .. }
         | Fact::StateChanged { .. } => {}
     }
 }

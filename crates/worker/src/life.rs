@@ -309,7 +309,7 @@ impl Life {
     fn tell_lost(&mut self, exit: &Exit) {
         let message = match exit {
             Exit::Stopped => "the engine stopped".to_owned(),
-            Exit::Crashed(reason) => format!("the engine ended: {reason}"),
+            Exit::Crashed(_) | Exit::OverCap(_) => format!("the engine ended: {exit}"),
         };
         for (_, caller) in self.callers.drain() {
             let rejection = Rejection::EngineLost { message: message.clone(), output_started: caller.output_started };

@@ -14,7 +14,11 @@ use crate::{
     residency::Charge,
     time::Instant,
 };
-use alloc::{format, string::String, vec::Vec};
+use alloc::{
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::time::Duration;
 
 impl Worker {
@@ -68,6 +72,9 @@ impl Worker {
                 if model.spec.measured && !spec.measured {
                     (spec.peak, spec.steady) = (model.spec.peak.clone(), model.spec.steady.clone());
                     (spec.measured, spec.rewarm_seconds) = (true, model.spec.rewarm_seconds);
+                }
+                if model.spec != spec {
+                    model.outgrown_bytes = None;
                 }
                 model.spec = spec;
                 model.forgotten = false;
@@ -138,13 +145,14 @@ impl Worker {
         }
         let model = self.models.get(&digest).filter(|model| !model.forgotten);
         let Some(model) = model else { return Some(Rejection::UnknownModel) };
-        if let Some((error, retry_after)) = model.backoff.paused(now) {
-            return Some(Rejection::LoadFailed { error: error.clone(), retry_after });
-        }
+        // What can never be comes before what may pass.
         if model.phase == Phase::Absent
             && let Some(rejection) = self.hopeless(model)
         {
             return Some(rejection);
+        }
+        if let Some((error, retry_after)) = model.backoff.paused(now) {
+            return Some(Rejection::LoadFailed { error: error.clone(), retry_after });
         }
         if self.waiting_total >= self.settings.waiting_requests_max {
             let retry_after = Duration::from_secs_f64(model.spec.rewarm_seconds.clamp(1.0, 60.0));
@@ -289,10 +297,7 @@ impl Worker {
         }
         let lost: Vec<RequestId> = core::mem::take(&mut model.running).into_keys().collect();
         self.threads.leave(digest);
-        let message = match exit {
-            Exit::Stopped => String::from("the engine stopped"),
-            Exit::Crashed(message) => message,
-        };
+        let message = exit.to_string();
         for request in lost {
             self.requests.remove(&request);
             let rejection = Rejection::EngineLost { message: message.clone(), output_started: false };
@@ -304,6 +309,7 @@ impl Worker {
             }
             Phase::Loading(_) => {
                 actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
+                self.note_outgrown(digest, &exit, actions);
                 let error =
                     LoadError { message: format!("the engine died while loading: {message}"), permanent: false };
                 self.note_failed_load(now, digest, error, actions);
@@ -313,6 +319,20 @@ impl Worker {
                 self.note_crash(now, digest, message, actions);
             }
             Phase::Absent | Phase::Verifying(_) => {}
+        }
+    }
+
+    /// A model that died of the cap that its whole pool is learns that it is larger, and its callers that it never fits.
+    fn note_outgrown(&mut self, digest: Digest, exit: &Exit, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Exit::OverCap(cap_bytes) = *exit else { return };
+        if model.spec.memory_cap.is_some() {
+            return;
+        }
+        model.outgrown_bytes = Some(cap_bytes);
+        let Some(model) = self.models.get(&digest) else { return };
+        if let Some(rejection) = self.hopeless(model) {
+            self.reject_waiting(digest, &rejection, actions);
         }
     }
 
@@ -344,7 +364,11 @@ impl Worker {
         life.charge = Charge::new(steady, artifact, &life.accelerators);
         let limit = runaway_limit_bytes(life.private_at_ready);
         model.spec.steady = steady.clone();
-        model.spec.peak = larger(&model.spec.peak, steady);
+        let peak = model.spec.peak.larger(steady);
+        if model.spec.peak != peak {
+            actions.push(Action::Tell(Fact::Grown { digest, steady: steady.clone() }));
+        }
+        model.spec.peak = peak;
         if steady.private_host_bytes > limit {
             let message = format!(
                 "its memory grew from {} to {} bytes while running, beyond the limit of {limit}",
@@ -410,14 +434,4 @@ impl Worker {
 /// An engine that grows beyond this has run away: half as much again as when it was ready, and 64 MiB.
 fn runaway_limit_bytes(private_at_ready: u64) -> u64 {
     private_at_ready + private_at_ready / 2 + (64 << 20)
-}
-
-fn larger(one: &Footprint, other: &Footprint) -> Footprint {
-    let longest = one.accelerator_bytes.len().max(other.accelerator_bytes.len());
-    let at = |footprint: &Footprint, index: usize| footprint.accelerator_bytes.get(index).copied().unwrap_or(0);
-    Footprint {
-        private_host_bytes: one.private_host_bytes.max(other.private_host_bytes),
-        shared_host_bytes: one.shared_host_bytes.max(other.shared_host_bytes),
-        accelerator_bytes: (0..longest).map(|index| at(one, index).max(at(other, index))).collect(),
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::protocol::{EvictionReason, Generation, ModelSpec, ModelState};
 use crate::{
+    Bytes,
     ids::{PoolName, Priority, RequestId},
     residency::{Backoff, Charge, Demand},
     time::Instant,
@@ -113,6 +114,8 @@ pub(super) struct Model {
     pub(super) waiting: Vec<Waiter>,
     pub(super) running: BTreeMap<RequestId, Running>,
     pub(super) backoff: Backoff,
+    /// It died of this cap while it loaded: it needs more host memory.
+    pub(super) outgrown_bytes: Option<Bytes>,
     pub(super) last_used: Option<Instant>,
     pub(super) evicted_at: Option<Instant>,
     /// Somebody asked for it without a request.
@@ -138,6 +141,7 @@ impl Model {
             waiting: Vec::new(),
             running: BTreeMap::new(),
             backoff: Backoff::default(),
+            outgrown_bytes: None,
             last_used: None,
             evicted_at: None,
             wanted: false,

@@ -201,13 +201,18 @@ impl Worker {
         by_cost.min(self.settings.minimum_residency)
     }
 
-    /// The peak to plan with. An estimate is never believed so far as to refuse a file that itself would fit.
+    /// The peak to plan with. An estimate is never believed so far as to refuse a file that itself would fit; a cap that
+    /// the model died of is.
     fn peak_to_plan(&self, model: &Model) -> Footprint {
         let mut peak = model.spec.peak.clone();
         let Some(pool) = self.pools.get(&model.spec.pool) else { return peak };
         let host = pool.capacity.get(HOST);
         if !model.spec.measured && peak.shared_host_bytes <= host {
             peak.private_host_bytes = peak.private_host_bytes.min(host - peak.shared_host_bytes);
+        }
+        if let Some(cap_bytes) = model.outgrown_bytes {
+            let least = cap_bytes.saturating_add(1).saturating_sub(peak.shared_host_bytes);
+            peak.private_host_bytes = peak.private_host_bytes.max(least);
         }
         peak
     }

@@ -81,6 +81,20 @@ pub enum Exit {
     Stopped,
     /// It ended by itself or was killed: the reason in words (`signal 9`, `exit code 1`, ...).
     Crashed(String),
+    /// It needed more host memory than its cap.
+    OverCap(Bytes),
+}
+
+impl core::fmt::Display for Exit {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Stopped => formatter.write_str("the engine stopped"),
+            Self::Crashed(reason) => formatter.write_str(reason),
+            Self::OverCap(bytes) => {
+                write!(formatter, "over its memory cap of {bytes} bytes; raise the cap or the worker's memory")
+            }
+        }
+    }
 }
 
 /// Why a caller no longer wants its answer.
@@ -231,6 +245,8 @@ pub enum Fact {
     ThrashAlarm { pool: PoolName, ratio: f64, raised: bool },
     /// A measured size replaces the one in use.
     SizeCorrected { digest: Digest, from_bytes: Bytes, to_bytes: Bytes },
+    /// A running model holds more than it ever did: its next load must find room for it.
+    Grown { digest: Digest, steady: Footprint },
     /// A model's state changed, for routers and for `warmset model list`.
     StateChanged { digest: Digest, state: ModelState },
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 use warmset_core::{
-    Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
+    Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
     worker::{
         Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState, Rejection,
         Settings, StartKind, Worker,
@@ -228,6 +228,13 @@ impl World {
         request
     }
 
+    /// The running engine of a model holds this much from now on.
+    pub fn grow(&mut self, number: u8, bytes: u64) {
+        for process in self.processes.values_mut().filter(|process| process.digest == id(number)) {
+            process.steady = Footprint::host(bytes);
+        }
+    }
+
     pub fn cancel(&mut self, request: RequestId, cause: CancelCause) {
         if !self.answers.contains_key(&request) {
             self.cancelled.insert(request);
@@ -302,7 +309,7 @@ impl World {
             Action::Verify { digest, generation } => {
                 self.later(Duration::from_millis(1), Event::Verified { digest, generation, seconds: 0.001 });
             }
-            Action::Load { digest, generation, .. } => self.load(digest, generation),
+            Action::Load { digest, generation, memory_cap, .. } => self.load(digest, generation, memory_cap),
             Action::Stop { digest, generation } if self.behaviours[&digest].ignores_stop => {
                 assert!(self.processes.contains_key(&generation));
             }
@@ -346,7 +353,7 @@ impl World {
         }
     }
 
-    fn load(&mut self, digest: Digest, generation: Generation) {
+    fn load(&mut self, digest: Digest, generation: Generation, memory_cap: Option<Bytes>) {
         let behaviour = self.behaviours.get_mut(&digest).expect("configured");
         if behaviour.load_never_ends {
             return;
@@ -359,6 +366,10 @@ impl World {
             return;
         }
         let (peak, steady) = (behaviour.peak.clone(), behaviour.steady.clone());
+        if let Some(cap) = memory_cap.filter(|cap| peak.private_host_bytes > *cap) {
+            self.later(delay, Event::Exited { digest, generation, exit: Exit::OverCap(cap) });
+            return;
+        }
         let process = Process { digest, steady: steady.clone(), running: BTreeMap::new(), hung: false };
         self.processes.insert(generation, process);
         let timings = LoadTimings { load_seconds: delay.as_secs_f64(), ..LoadTimings::default() };

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     gguf::{self, Header},
-    port::{LoadFailure, Report},
+    port::{LoadFailure, LoadFault, Report},
     protocol::{FromEngine, LoadRequest, LoadedInfo},
     template::{CHATML, ChatTemplate, TemplateError},
 };
@@ -41,14 +41,16 @@ pub(super) struct Loaded {
 }
 
 fn permanent(message: String) -> LoadFailure {
-    LoadFailure { message, permanent: true }
+    LoadFailure { message, fault: LoadFault::Artifact }
 }
 
 /// Loads as asked. Everything that is the file's fault is permanent; a lack of memory is not.
 pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, LoadFailure> {
     let begin = Instant::now();
-    let header = gguf::read_header_of_files(&request.files)
-        .map_err(|error| LoadFailure { permanent: error.is_permanent(), message: error.to_string() })?;
+    let header = gguf::read_header_of_files(&request.files).map_err(|error| LoadFailure {
+        fault: LoadFault::from_permanent(error.is_permanent()),
+        message: error.to_string(),
+    })?;
     let accelerators = chosen_accelerators(&request.accelerators)?;
     let free_before: Vec<u64> = accelerators.iter().map(Accelerator::free_bytes).collect();
 
@@ -156,12 +158,14 @@ fn chat_template(model: &Model, header: &Header) -> Result<ChatTemplate, Templat
     ChatTemplate::new(source, &model.text_of(model.begin_token()), &model.text_of(model.end_token()))
 }
 
-/// Tells a lack of memory, which may pass, from a file that will never load.
+/// Tells a lack of memory from a file that will never load.
 fn load_failure(message: &str) -> LoadFailure {
     const MEMORY_WORDS: [&str; 5] = ["alloc", "memory", "mmap", "mlock", "no space"];
     let lower = message.to_lowercase();
     let message = format!("llama.cpp: {message}");
-    LoadFailure { permanent: !MEMORY_WORDS.iter().any(|word| lower.contains(word)), message }
+    let fault =
+        if MEMORY_WORDS.iter().any(|word| lower.contains(word)) { LoadFault::Memory } else { LoadFault::Artifact };
+    LoadFailure { fault, message }
 }
 
 struct Progress<'a> {
@@ -199,8 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_lack_of_memory_may_pass() {
-        assert!(!load_failure("failed to allocate buffer").permanent);
-        assert!(load_failure("unknown model architecture: 'x'").permanent);
+    fn a_lack_of_memory_is_not_the_files_fault() {
+        assert_eq!(load_failure("failed to allocate buffer").fault, LoadFault::Memory);
+        assert_eq!(load_failure("unknown model architecture: 'x'").fault, LoadFault::Artifact);
     }
 }

@@ -6,6 +6,7 @@ use super::{
     log::EngineLog,
 };
 use crate::{
+    child::EXIT_OUT_OF_MEMORY,
     frame::{self, FrameError, FrameReader},
     protocol::{FromEngine, ToEngine},
 };
@@ -40,6 +41,8 @@ struct Shared {
 enum Group {
     None,
     Some(MemoryGroup),
+    /// No cgroup can be made here; the limit on its data segment is this.
+    DataSegment(Bytes),
     /// The process is gone; a group made now would stay behind.
     Over,
 }
@@ -215,7 +218,9 @@ impl EngineProcess {
             }
             Err(error) => {
                 tracing::debug!(%error, "no cgroup for an engine; limits its data segment instead");
-                MemoryLimit::set_resource_limit(self.pid, bytes)
+                let limit = MemoryLimit::set_resource_limit(self.pid, bytes)?;
+                *group = Group::DataSegment(bytes);
+                Ok(limit)
             }
         }
     }
@@ -255,6 +260,16 @@ async fn write_messages(mut socket: OwnedWriteHalf, mut queue: mpsc::UnboundedRe
     }
 }
 
+/// What a cap on memory did to a process that has ended.
+#[derive(Debug, Clone, Copy)]
+enum Cap {
+    None,
+    /// The kernel killed it for going over.
+    KilledProcess(Bytes),
+    /// It got no memory beyond this many bytes, whatever it made of that.
+    RefusesMemory(Bytes),
+}
+
 /// Waits for one child. Dropped before its end, it kills and reaps it.
 struct Reaper {
     child: Child,
@@ -276,28 +291,31 @@ impl Reaper {
                 Err(error) => break Err(error),
             }
         };
-        let over_cap = self.close_group();
+        let cap = self.close_group();
         let described = match status {
-            Ok(status) => self.describe(status, over_cap),
+            Ok(status) => self.describe(status, cap),
             Err(error) => Exit::Crashed(format!("lost track of it: {error}")),
         };
         exit.send_replace(Some(described));
     }
 
-    /// Removes the cgroup; returns its cap if the process died of it.
-    fn close_group(&self) -> Option<Bytes> {
+    /// Removes the cgroup; returns the cap that was in force.
+    fn close_group(&self) -> Cap {
         let mut group = self.shared.group.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *group, Group::Over) {
-            Group::Some(group) => group.killed_over_cap().then(|| group.bytes()),
-            Group::None | Group::Over => None,
+            Group::Some(group) if group.killed_over_cap() => Cap::KilledProcess(group.bytes()),
+            Group::DataSegment(bytes) => Cap::RefusesMemory(bytes),
+            Group::Some(_) | Group::None | Group::Over => Cap::None,
         }
     }
 
-    fn describe(&self, status: ExitStatus, over_cap: Option<Bytes>) -> Exit {
-        if let Some(bytes) = over_cap {
-            return Exit::Crashed(format!(
-                "over its memory cap of {bytes} bytes; raise the cap or the worker's memory"
-            ));
+    fn describe(&self, status: ExitStatus, cap: Cap) -> Exit {
+        match (cap, status.code()) {
+            (Cap::KilledProcess(bytes), _) => return Exit::OverCap(bytes),
+            (Cap::RefusesMemory(bytes), Some(code)) if code == i32::from(EXIT_OUT_OF_MEMORY) => {
+                return Exit::OverCap(bytes);
+            }
+            _ => {}
         }
         if let Some(signal) = status.signal() {
             let by_us = if self.shared.killed.load(Ordering::SeqCst) { " from the worker" } else { "" };
@@ -305,6 +323,9 @@ impl Reaper {
         }
         match status.code() {
             Some(0) if self.shared.stop_asked.load(Ordering::SeqCst) => Exit::Stopped,
+            Some(code) if code == i32::from(EXIT_OUT_OF_MEMORY) => {
+                Exit::Crashed("this machine is out of memory".into())
+            }
             Some(code) => Exit::Crashed(format!("exit code {code}")),
             None => Exit::Crashed(status.to_string()),
         }
@@ -317,14 +338,6 @@ impl Drop for Reaper {
             launcher::end(&mut self.child);
         }
         self.close_group();
-    }
-}
-
-/// An end in words.
-pub(super) fn describe(exit: &Exit) -> String {
-    match exit {
-        Exit::Stopped => "it stopped as asked".into(),
-        Exit::Crashed(reason) => reason.clone(),
     }
 }
 

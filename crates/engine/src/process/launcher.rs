@@ -137,7 +137,7 @@ async fn hello(process: &mut EngineProcess) -> Result<(), SpawnError> {
         Some(_) => Err(SpawnError::Ended("it did not begin with hello".into())),
         None => {
             let exit = process.exited().await;
-            Err(SpawnError::Ended(super::child::describe(&exit)))
+            Err(SpawnError::Ended(exit.to_string()))
         }
     }
 }

@@ -7,7 +7,7 @@ mod generation;
 mod text;
 
 use crate::{
-    port::{Engine, LoadFailure, Report},
+    port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
         DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt,
         SyntheticFailure, SyntheticSpec, ToEngine, TokensOrText, Usage,
@@ -151,7 +151,7 @@ impl SyntheticEngine {
             }
             SyntheticFailure::LoadFailsForNow => Err(LoadFailure {
                 message: format!("{} says that its load fails for now; try again later", path.display()),
-                permanent: false,
+                fault: LoadFault::Passing,
             }),
             SyntheticFailure::LoadHangs => hang(),
             SyntheticFailure::LoadCrashes => std::process::abort(),
@@ -267,13 +267,13 @@ impl SyntheticEngine {
 }
 
 fn permanent(message: String) -> LoadFailure {
-    LoadFailure { message, permanent: true }
+    LoadFailure { message, fault: LoadFault::Artifact }
 }
 
 fn read_spec(path: &Path) -> Result<SyntheticSpec, LoadFailure> {
     let unreadable = |error: std::io::Error| LoadFailure {
         message: format!("cannot read {}: {error}; add the model again", path.display()),
-        permanent: error.kind() == std::io::ErrorKind::NotFound,
+        fault: LoadFault::from_permanent(error.kind() == std::io::ErrorKind::NotFound),
     };
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut text = String::new();
@@ -287,7 +287,7 @@ fn read_spec(path: &Path) -> Result<SyntheticSpec, LoadFailure> {
 fn touched(bytes: u64) -> Result<Vec<u8>, LoadFailure> {
     let refused = || LoadFailure {
         message: format!("cannot take {bytes} bytes of memory; give the model less or the machine more"),
-        permanent: false,
+        fault: LoadFault::Memory,
     };
     let length = usize::try_from(bytes).map_err(|_| refused())?;
     let mut memory: Vec<u8> = Vec::new();

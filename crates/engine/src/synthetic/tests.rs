@@ -160,6 +160,6 @@ fn a_spec_with_unknown_keys_or_the_wrong_number_of_accelerators_is_refused_for_g
             accelerators: Vec::new(),
         };
         let failure = SyntheticEngine::default().load(&request, &mut |_| {}).unwrap_err();
-        assert!(failure.permanent, "{failure:?}");
+        assert_eq!(failure.fault, LoadFault::Artifact, "{failure:?}");
     }
 }
