@@ -64,7 +64,16 @@ impl Catalog {
 
     /// A transaction that holds the write lock from its start.
     pub(crate) async fn write(&self) -> Result<Transaction<'static, Sqlite>, CatalogError> {
-        Ok(self.pool.begin_with("BEGIN IMMEDIATE").await?)
+        const BEGIN: &str = "BEGIN IMMEDIATE";
+        match self.pool.begin_with(BEGIN).await {
+            // A full disk makes SQLite roll back by itself, which the connection's own count of transactions does not
+            // notice: it is of no use any more, the database is.
+            Err(sqlx::Error::InvalidSavePointStatement) => {
+                self.pool.acquire().await?.close().await?;
+                Ok(self.pool.begin_with(BEGIN).await?)
+            }
+            begun => Ok(begun?),
+        }
     }
 }
 
@@ -97,4 +106,34 @@ pub(crate) fn unix_milliseconds() -> i64 {
 /// A count read from the database.
 pub(crate) fn count(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NewEvent;
+
+    #[tokio::test]
+    async fn a_full_disk_is_survived() {
+        let directory = tempfile::tempdir().unwrap();
+        let location = directory.path().join("catalog.db").display().to_string();
+        let catalog = Catalog::open(&location).await.unwrap();
+        let event = |bytes| NewEvent {
+            kind: "load_finished".into(),
+            model: None,
+            digest: None,
+            detail: serde_json::json!({ "text": "x".repeat(bytes) }),
+        };
+        catalog.append_events(&[event(1)]).await.unwrap();
+        let pages: i64 = sqlx::query_scalar("PRAGMA page_count").fetch_one(&catalog.pool).await.unwrap();
+        // What SQLite says when it may not grow is what it says when it cannot.
+        sqlx::query(sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}")))
+            .execute(&catalog.pool)
+            .await
+            .unwrap();
+        let full = catalog.append_events(&[event(1 << 16)]).await.unwrap_err();
+        assert!(matches!(full, CatalogError::DiskFull), "{full:?}");
+        catalog.append_events(&[event(2)]).await.unwrap();
+        assert_eq!(catalog.events(0, 10).await.unwrap().len(), 2);
+    }
 }

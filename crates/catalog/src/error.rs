@@ -71,7 +71,7 @@ pub enum CatalogError {
     DiskFull,
     /// Anything else the database says.
     #[error("the catalog cannot be used: {0}")]
-    Database(#[source] sqlx::Error),
+    Database(sqlx::Error),
 }
 
 /// SQLite's primary result codes that mean the file itself is bad.
