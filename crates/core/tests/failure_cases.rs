@@ -3,8 +3,8 @@
 mod world;
 
 use std::time::Duration;
-use warmset_core::worker::Rejection;
-use world::{Behaviour, World, settings, spec};
+use warmset_core::worker::{Event, Fact, Rejection};
+use world::{Behaviour, World, id, settings, spec};
 
 #[test]
 fn a_broken_model_is_tried_once_per_pause_and_hurts_nobody_else() {
@@ -36,7 +36,7 @@ fn l10_a_model_that_died_of_its_pools_cap_is_known_to_be_too_large() {
     let mut large = spec(1, 60);
     let pool = world.worker.memory(world.now)[0].capacity.clone();
     world.add(large.clone(), Behaviour::plain(pool.get(0) + 1));
-    let too_large = Rejection::TooLarge { needed_bytes: pool.get(0) + 1, available_bytes: pool.total() };
+    let too_large = Rejection::TooLarge { needed_bytes: pool.get(0) + 1, available_bytes: pool.get(0) };
     let first = world.ask(1);
     world.run_for(Duration::from_secs(2));
     assert_eq!(world.rejection_of(first), Some(&too_large), "its own caller hears it");
@@ -85,4 +85,62 @@ fn a_load_that_never_ends_is_killed_at_its_deadline() {
     world.run_for(Duration::from_secs(2));
     assert!(matches!(world.rejection_of(request), Some(Rejection::LoadFailed { .. })));
     assert_eq!(world.held_host_bytes(), 0);
+}
+
+#[test]
+fn what_was_mended_is_tried_at_once() {
+    let mut world = World::new(settings());
+    let behaviour = Behaviour { failing_loads: 1, permanent: true, ..Behaviour::plain(40) };
+    world.add(spec(1, 40), behaviour);
+    let failed = world.ask(1);
+    world.run_for(Duration::from_secs(2));
+    assert!(matches!(world.rejection_of(failed), Some(Rejection::LoadFailed { .. })));
+    let cached = world.ask(1);
+    assert!(matches!(world.rejection_of(cached), Some(Rejection::LoadFailed { .. })), "the pause lasts");
+    world.feed(Event::PauseLifted { digest: id(1) });
+    let mended = world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    assert!(world.finished_at(mended).is_some(), "{:?}", world.rejection_of(mended));
+}
+
+#[test]
+fn other_settings_or_being_added_anew_forgive_failed_loads() {
+    for anew in [false, true] {
+        let mut world = World::new(settings());
+        world.add(spec(1, 40), Behaviour { failing_loads: 1, permanent: true, ..Behaviour::plain(40) });
+        world.ask(1);
+        world.run_for(Duration::from_secs(2));
+        let mut changed = spec(1, 40);
+        if anew {
+            world.feed(Event::Forget { digest: id(1) });
+            assert!(world.worker.ledger(world.now).is_empty(), "nothing is left of a removed model that had failed");
+        } else {
+            changed.parallel = 1;
+        }
+        world.add(changed, Behaviour::plain(40));
+        let mended = world.ask(1);
+        world.run_for(Duration::from_secs(3));
+        assert!(world.finished_at(mended).is_some(), "{:?}", world.rejection_of(mended));
+    }
+}
+
+#[test]
+fn a_load_that_pins_leave_no_room_for_is_no_failure_of_the_model() {
+    let mut world = World::new(settings());
+    let mut pinned = spec(1, 80);
+    pinned.pin = true;
+    world.add(pinned.clone(), Behaviour::plain(80));
+    world.add_plain(2, 40);
+    world.run_for(Duration::from_secs(3));
+    world.feed(Event::LoadWanted { digest: id(2) });
+    let told = |world: &World| world.facts.iter().filter(|(_, fact)| matches!(fact, Fact::LoadRefused { .. })).count();
+    assert_eq!(told(&world), 1, "whoever asked hears why");
+    let refused = world.ask(2);
+    assert!(matches!(world.rejection_of(refused), Some(Rejection::NoMemory { .. })));
+    pinned.pin = false;
+    world.feed(Event::Configure(pinned));
+    let served = world.ask(2);
+    world.run_for(Duration::from_secs(5));
+    assert!(world.finished_at(served).is_some(), "{:?}", world.rejection_of(served));
+    assert_eq!(told(&world), 1);
 }

@@ -241,6 +241,6 @@ fn a_model_too_large_to_load_says_so_with_the_numbers_whether_wanted_or_pinned()
             _ => None,
         });
         let error = told.expect("whoever asked without a request hears of it");
-        assert!(error.permanent && error.message.contains("101") && error.message.contains("200"), "{error:?}");
+        assert!(error.permanent && error.message.contains("101") && error.message.contains("100"), "{error:?}");
     }
 }

@@ -552,7 +552,7 @@ fn an_impossible_model_is_refused_with_the_numbers() {
     huge.measured = true;
     world.add(huge, Behaviour::plain(101));
     let request = world.ask(1);
-    let expected = Rejection::TooLarge { needed_bytes: 101, available_bytes: 200 };
+    let expected = Rejection::TooLarge { needed_bytes: 101, available_bytes: 100 };
     assert_eq!(world.rejection_of(request), Some(&expected));
     assert_eq!(world.now, at(0));
 }

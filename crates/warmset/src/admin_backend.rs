@@ -112,7 +112,10 @@ impl Server {
         options.check_pool(&self.pools).map_err(|reason| anyhow!(reason))?;
         let added = self.library.add(&options, Box::new(|_, _| {})).await?;
         let name = added.model.name;
-        if !added.existed {
+        if added.existed {
+            // Its files may have been gone or damaged: they are there now.
+            self.agent.lift_pause(added.model.digest);
+        } else {
             self.configure(&self.library.get(&name).await?).await?;
         }
         self.publish().await?;
@@ -141,6 +144,7 @@ impl Server {
         if wait {
             self.agent.load(digest).await.map_err(|error| anyhow!("{name} cannot be loaded: {}", error.message))?;
         } else {
+            self.agent.lift_pause(digest);
             self.agent.prewarm(digest);
         }
         self.document(name).await

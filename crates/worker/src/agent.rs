@@ -238,6 +238,7 @@ impl RunLoop {
             let _ = waiter.send(Err(LoadError { message, permanent: true }));
             return;
         }
+        self.happen(Event::PauseLifted { digest });
         self.happen(Event::LoadWanted { digest });
         self.load_waiters.push((digest, waiter));
         self.answer_load_waiters(digest);
@@ -420,9 +421,10 @@ impl RunLoop {
                 message: "the last load failed; see the model's log".to_owned(),
                 permanent: false,
             })),
-            ModelState::Absent => {
-                Err(LoadError { message: "the load was given up or refused".to_owned(), permanent: false })
-            }
+            ModelState::Absent => Err(LoadError {
+                message: "the load was given up: the model was unloaded or removed meanwhile".to_owned(),
+                permanent: false,
+            }),
             _ => return,
         };
         for (_, waiter) in self.load_waiters.extract_if(.., |(other, _)| *other == digest) {

@@ -111,6 +111,11 @@ impl AgentHandle {
         receiver.await.unwrap_or_else(|_| Err(AgentGone.into()))
     }
 
+    /// Forgets a model's failed loads: what was wrong may be mended.
+    pub fn lift_pause(&self, digest: Digest) {
+        self.send(Command::Event(Event::PauseLifted { digest }));
+    }
+
     /// Asks for a load and waits for nothing.
     pub fn prewarm(&self, digest: Digest) {
         self.send(Command::Event(Event::LoadWanted { digest }));

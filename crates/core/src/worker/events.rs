@@ -27,6 +27,11 @@ impl Worker {
             Event::Configure(spec) => self.configure(spec),
             Event::Forget { digest } => self.forget(digest, actions),
             Event::LoadWanted { digest } => self.want(digest),
+            Event::PauseLifted { digest } => {
+                if let Some(model) = self.models.get_mut(&digest) {
+                    model.forgive();
+                }
+            }
             Event::UnloadWanted { digest } => self.unwant(now, digest, actions),
             Event::Assigned { request, digest, class, .. } => {
                 self.assigned(now, request, digest, class, actions);
@@ -73,8 +78,8 @@ impl Worker {
                     (spec.peak, spec.steady) = (model.spec.peak.clone(), model.spec.steady.clone());
                     (spec.measured, spec.rewarm_seconds) = (true, model.spec.rewarm_seconds);
                 }
-                if model.spec != spec {
-                    model.outgrown_bytes = None;
+                if model.spec != spec || model.forgotten {
+                    model.forgive();
                 }
                 model.spec = spec;
                 model.forgotten = false;
@@ -98,6 +103,7 @@ impl Worker {
         if let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) {
             model.unwanted = false;
             model.wanted = !matches!(model.phase, Phase::Ready(_));
+            model.impossible = false;
             self.active.insert(digest);
         }
     }

@@ -114,6 +114,8 @@ pub(super) struct Model {
     pub(super) waiting: Vec<Waiter>,
     pub(super) running: BTreeMap<RequestId, Running>,
     pub(super) backoff: Backoff,
+    /// It is wanted and cannot be placed as things are, and that was told.
+    pub(super) impossible: bool,
     /// It died of this cap while it loaded: it needs more host memory.
     pub(super) outgrown_bytes: Option<Bytes>,
     pub(super) last_used: Option<Instant>,
@@ -141,6 +143,7 @@ impl Model {
             waiting: Vec::new(),
             running: BTreeMap::new(),
             backoff: Backoff::default(),
+            impossible: false,
             outgrown_bytes: None,
             last_used: None,
             evicted_at: None,
@@ -180,6 +183,12 @@ impl Model {
         arrivals.min().unwrap_or((Instant(u64::MAX), RequestId(u64::MAX)))
     }
 
+    /// Forgets past failures: something about it has changed.
+    pub(super) fn forgive(&mut self) {
+        self.backoff = Backoff::default();
+        (self.outgrown_bytes, self.impossible) = (None, false);
+    }
+
     pub(super) fn in_flight(&self) -> u32 {
         u32::try_from(self.running.len()).unwrap_or(u32::MAX)
     }
@@ -197,6 +206,8 @@ impl Model {
     /// What is shown of its life cycle.
     pub(super) fn state(&self, now: Instant) -> ModelState {
         match &self.phase {
+            Phase::Absent if self.forgotten => ModelState::Absent,
+            Phase::Absent if self.impossible => ModelState::Failed,
             Phase::Absent if self.backoff.paused(now).is_some() => ModelState::Failed,
             Phase::Absent if self.is_due(now) => ModelState::Waiting,
             Phase::Absent => ModelState::Absent,

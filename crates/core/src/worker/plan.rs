@@ -41,11 +41,14 @@ impl Worker {
             }
             let Some(model) = self.models.get(&digest) else { continue };
             if self.hopeless(model).is_some() {
-                self.refuse_hopeless(now, digest, actions);
+                self.refuse_hopeless(digest, actions);
                 continue;
             }
             let footprint = self.peak_to_plan(model);
             let pool = model.spec.pool.clone();
+            if let Some(model) = self.models.get_mut(&digest) {
+                model.impossible = false;
+            }
             match self.find_place(now, digest, &pool, &footprint, &claims) {
                 Some((placement, reach)) => {
                     self.make_room(now, &placement, reach, actions);
@@ -226,8 +229,7 @@ impl Worker {
             place(&Problem { capacity: &pool.capacity, held, footprint: &footprint, artifact }).is_some()
         };
         if !fits_beside(&[]) {
-            let needed_bytes = footprint.total_bytes();
-            return Some(Rejection::TooLarge { needed_bytes, available_bytes: pool.capacity.total() });
+            return Some(too_large(&footprint, &pool.capacity));
         }
         let pinned: Vec<Held> = self
             .active
@@ -246,19 +248,25 @@ impl Worker {
         (!fits_beside(&pinned)).then_some(Rejection::NoMemory { retry_after })
     }
 
-    fn refuse_hopeless(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
+    fn refuse_hopeless(&mut self, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get(&digest) else { return };
         let Some(rejection) = self.hopeless(model) else { return };
-        let asked = model.wanted || model.spec.pin;
+        let untold = (model.wanted || model.spec.pin) && !model.impossible;
         self.reject_waiting(digest, &rejection, actions);
-        if asked {
+        // No load was tried, so there is none to pause after: as soon as things change it is planned again.
+        if untold {
             let message = match rejection {
                 Rejection::TooLarge { needed_bytes, available_bytes } => alloc::format!(
                     "the model needs {needed_bytes} bytes while loading and its pool has {available_bytes}: give the pool more memory or the model a smaller context"
                 ),
                 _ => "pinned models leave no room for this one: unpin one or give the pool more memory".to_string(),
             };
-            self.note_failed_load(now, digest, LoadError { message, permanent: true }, actions);
+            let error = LoadError { message, permanent: matches!(rejection, Rejection::TooLarge { .. }) };
+            actions.push(Action::Tell(Fact::LoadRefused { digest, error, retry_after: Duration::ZERO }));
+        }
+        if let Some(model) = self.models.get_mut(&digest) {
+            model.impossible |= untold;
+            (model.wanted, model.load_outlives_callers) = (false, false);
         }
     }
 
@@ -325,4 +333,14 @@ impl Worker {
             .max()
             .map(|(_, digest)| digest)
     }
+}
+
+/// What does not fit, by the numbers of the kind of memory that lacks: the host's, or that of all accelerators.
+fn too_large(footprint: &Footprint, capacity: &MemoryVector) -> Rejection {
+    let (host_bytes, host) = (footprint.private_host_bytes + footprint.shared_host_bytes, capacity.get(HOST));
+    if host_bytes > host {
+        return Rejection::TooLarge { needed_bytes: host_bytes, available_bytes: host };
+    }
+    let needed_bytes = footprint.accelerator_bytes.iter().sum();
+    Rejection::TooLarge { needed_bytes, available_bytes: capacity.total() - host }
 }

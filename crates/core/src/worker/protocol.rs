@@ -115,6 +115,8 @@ pub enum Event {
     Forget { digest: Digest },
     /// Somebody wants it loaded, without a request (admin, pin, prewarm).
     LoadWanted { digest: Digest },
+    /// Whatever made its last load fail may be mended: the next one is tried at once.
+    PauseLifted { digest: Digest },
     /// Somebody wants it unloaded as soon as it is idle.
     UnloadWanted { digest: Digest },
     /// The gateway sends a request.
