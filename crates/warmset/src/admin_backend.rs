@@ -27,7 +27,7 @@ use warmset_gateway::{
     metrics::TierBytes,
 };
 use warmset_store::StoreError;
-use warmset_worker::{AgentHandle, MemoryReport};
+use warmset_worker::{AgentGone, AgentHandle, MemoryReport};
 
 /// How often a draining server looks whether its requests have ended.
 const DRAIN_PAUSE: Duration = Duration::from_millis(20);
@@ -81,7 +81,9 @@ impl Server {
     }
 
     async fn lines(&self) -> Result<BTreeMap<Digest, LedgerLine>> {
-        Ok(self.agent.ledger().await?.into_iter().map(|line| (line.digest, line)).collect())
+        // A worker that has shut down holds nothing; what the catalog has can still be listed.
+        let lines = self.agent.ledger().await.unwrap_or_default();
+        Ok(lines.into_iter().map(|line| (line.digest, line)).collect())
     }
 
     /// A model as it is now, with every measurement.
@@ -109,15 +111,13 @@ impl Server {
     async fn add(&self, body: Value) -> Result<Value> {
         let options: ModelOptions =
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
-        options.check_pool(&self.pools).map_err(|reason| anyhow!(reason))?;
+        let checked = options.check_pool(&self.pools).and_then(|()| options.check_accelerators(self.tiers.len() - 1));
+        checked.map_err(|reason| anyhow!(reason))?;
         let added = self.library.add(&options, Box::new(|_, _| {})).await?;
         let name = added.model.name;
-        if added.existed {
-            // Its files may have been gone or damaged: they are there now.
-            self.agent.lift_pause(added.model.digest);
-        } else {
-            self.configure(&self.library.get(&name).await?).await?;
-        }
+        self.configure(&self.library.get(&name).await?).await?;
+        // Its files may have been gone or damaged: they are there now.
+        self.agent.lift_pause(added.model.digest);
         self.publish().await?;
         let mut document = self.document(&name).await?;
         document["existed"] = json!(added.existed);
@@ -170,7 +170,7 @@ impl Server {
                 let measured = profile::measure(&self.agent, &stored).await?;
                 profile::store(&self.library, &stored, &self.worker_type, &measured).await
             }
-            _ => Err(anyhow!("there is no action {action}: there are pin, unpin, load, unload, alias and profile")),
+            _ => Err(NoSuchAction(action.to_owned()).into()),
         }
     }
 
@@ -271,11 +271,19 @@ fn with_line(stored: &Stored, line: Option<&LedgerLine>, measured: Option<&Measu
     document
 }
 
+/// A path below a model that leads nowhere.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no action {0}: there are pin, unpin, load, unload, alias and profile")]
+struct NoSuchAction(String);
+
 /// Whose fault an error is.
 fn admin_error(error: anyhow::Error) -> AdminError {
     let message = format!("{error:#}");
-    if is_unknown(&error) {
+    if is_unknown(&error) || error.is::<NoSuchAction>() {
         return AdminError::not_found(message);
+    }
+    if error.is::<AgentGone>() {
+        return AdminError::unavailable(message);
     }
     let catalog_fails = matches!(error.downcast_ref::<CatalogError>(), Some(error) if !error.is_callers_fault());
     let store_fails = matches!(error.downcast_ref::<StoreError>(), Some(error) if !error.is_source_fault());

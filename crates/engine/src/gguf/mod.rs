@@ -141,7 +141,7 @@ impl Header {
 /// Reads the header of a file and checks it against the file's length. Symbolic links are followed: what a path may
 /// point at is the caller's decision.
 pub fn read_header_of_file(path: &Path) -> Result<Header, GgufError> {
-    let read = |error: std::io::Error| GgufError::Read { message: error.to_string() };
+    let read = |error: std::io::Error| GgufError::Read { message: format!("{}: {error}", path.display()) };
     let file = File::open(path).map_err(read)?;
     let metadata = file.metadata().map_err(read)?;
     if !metadata.is_file() {

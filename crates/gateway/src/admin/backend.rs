@@ -32,6 +32,11 @@ impl AdminError {
         Self { status: 422, message: message.into() }
     }
 
+    /// 503: this server is on its way out.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self { status: 503, message: message.into() }
+    }
+
     /// 500: our fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self { status: 500, message: message.into() }

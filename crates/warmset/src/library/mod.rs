@@ -81,7 +81,7 @@ pub(crate) struct Stored {
 /// What came of adding a model.
 pub(crate) struct Added {
     pub(crate) model: Model,
-    /// It was there already, unchanged.
+    /// It was there already; only settings that were said may have changed.
     pub(crate) existed: bool,
     /// The model that had this name before and is gone.
     pub(crate) replaced: Option<Model>,
@@ -97,7 +97,8 @@ impl Library {
         Ok(Self { store, catalog, shapes: Shapes::default(), changes: Mutex::new(()) })
     }
 
-    /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes nothing.
+    /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes the
+    /// settings that are said and nothing else.
     pub(crate) async fn add(&self, options: &ModelOptions, progress: Progress) -> Result<Added> {
         self.add_or_replace(options, progress, false).await
     }
@@ -107,12 +108,19 @@ impl Library {
         let name = parse_name(&options.name)?;
         if let Ok(model) = self.catalog.model(&name).await
             && let Some(settings) = take::unchanged(options, &model)
+            && self.holds(&model)
         {
-            self.change_settings(&model, &settings).await?;
+            self.change_settings(&model, &as_configured(options, settings, &model)).await?;
             self.ensure_aliases(&name, &options.aliases).await?;
             return Ok(Added { model: self.catalog.model(&name).await?, existed: true, replaced: None });
         }
         self.add_or_replace(options, progress, true).await
+    }
+
+    /// Whether the store has every file of a model. One that is gone is taken from its source again.
+    fn holds(&self, model: &Model) -> bool {
+        Manifest::from_canonical_json(&model.manifest)
+            .is_ok_and(|manifest| manifest.files.iter().all(|file| self.store.path_of(&file.sha256).is_file()))
     }
 
     async fn add_or_replace(&self, options: &ModelOptions, progress: Progress, replace: bool) -> Result<Added> {
@@ -138,9 +146,15 @@ impl Library {
         let mut replaced = None;
         if let Ok(known) = self.catalog.model(name).await {
             if known.digest == taken.digest {
-                if replace {
-                    self.change_settings(&known, &taken.settings).await?;
-                }
+                let settings = if replace {
+                    as_configured(options, taken.settings.clone(), &known)
+                } else {
+                    let before = known.settings.clone();
+                    parse_engine(&taken.settings.engine)
+                        .and_then(|engine| options.settings_over(engine, before))
+                        .map_err(|reason| anyhow!(reason))?
+                };
+                self.change_settings(&known, &settings).await?;
                 self.ensure_aliases(name, &options.aliases).await?;
                 return Ok(Added { model: self.catalog.model(name).await?, existed: true, replaced: None });
             }
@@ -240,6 +254,12 @@ impl Library {
             Err(error) => tracing::warn!("cannot remove unused files: {error:#}"),
         }
     }
+}
+
+/// What the configuration file makes of a known model: everything as the file says or by default, except that a pin of
+/// which it says nothing stays as the last command left it.
+fn as_configured(options: &ModelOptions, settings: ModelSettings, known: &Model) -> ModelSettings {
+    ModelSettings { pin: options.pin.unwrap_or(known.settings.pin), ..settings }
 }
 
 /// Reads what the store holds of a model.

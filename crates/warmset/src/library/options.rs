@@ -45,23 +45,38 @@ impl ModelOptions {
         }
     }
 
+    /// Refuses accelerators that the server does not have.
+    pub(crate) fn check_accelerators(&self, found: usize) -> Result<(), String> {
+        match self.accelerators {
+            Some(wanted) if wanted as usize > found => Err(format!(
+                "the model asks for {wanted} accelerators and this server has {found}: use device cpu, or give the \
+                 server a [[device]]"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The settings that follow, with defaults for the rest.
     pub(crate) fn settings(&self, engine: EngineKind) -> Result<ModelSettings, String> {
-        let default = ModelSettings::default();
+        self.settings_over(engine, ModelSettings::default())
+    }
+
+    /// What is said here, and the rest as it was.
+    pub(crate) fn settings_over(&self, engine: EngineKind, before: ModelSettings) -> Result<ModelSettings, String> {
         let settings = ModelSettings {
             engine: engine_name(engine).to_owned(),
-            pin: self.pin.unwrap_or(default.pin),
-            priority: self.priority.unwrap_or(default.priority),
-            max_concurrency: self.max_concurrency,
-            critical_reserve: self.critical_reserve.unwrap_or(default.critical_reserve),
-            parallel: self.parallel.unwrap_or(default.parallel),
-            context_tokens: self.context_tokens.unwrap_or(default.context_tokens),
-            memory_cap_bytes: self.memory_cap_bytes,
-            cold: self.cold.unwrap_or(default.cold),
-            pool: self.pool.as_deref().map_or(default.pool, PoolName::new),
-            keep_alive_seconds: self.keep_alive_seconds,
-            accelerators: self.accelerators.unwrap_or(default.accelerators),
-            source_stamp: None,
+            pin: self.pin.unwrap_or(before.pin),
+            priority: self.priority.unwrap_or(before.priority),
+            max_concurrency: self.max_concurrency.or(before.max_concurrency),
+            critical_reserve: self.critical_reserve.unwrap_or(before.critical_reserve),
+            parallel: self.parallel.unwrap_or(before.parallel),
+            context_tokens: self.context_tokens.unwrap_or(before.context_tokens),
+            memory_cap_bytes: self.memory_cap_bytes.or(before.memory_cap_bytes),
+            cold: self.cold.unwrap_or(before.cold),
+            pool: self.pool.as_deref().map_or(before.pool, PoolName::new),
+            keep_alive_seconds: self.keep_alive_seconds.or(before.keep_alive_seconds),
+            accelerators: self.accelerators.unwrap_or(before.accelerators),
+            source_stamp: before.source_stamp,
         };
         check(&settings)?;
         Ok(settings)
@@ -151,6 +166,23 @@ mod tests {
         let options = ModelOptions { pin: Some(true), parallel: Some(2), ..ModelOptions::default() };
         let settings = options.settings(EngineKind::Synthetic).unwrap();
         assert_eq!((settings.pin, settings.parallel, settings.engine.as_str()), (true, 2, "synthetic"));
+    }
+
+    #[test]
+    fn what_is_not_said_stays_as_it_was() {
+        let before =
+            ModelSettings { pin: true, parallel: 2, keep_alive_seconds: Some(5.0), ..ModelSettings::default() };
+        let options = ModelOptions { parallel: Some(3), ..ModelOptions::default() };
+        let after = options.settings_over(EngineKind::Llama, before.clone()).unwrap();
+        assert_eq!(after, ModelSettings { parallel: 3, ..before });
+    }
+
+    #[test]
+    fn accelerators_must_be_there() {
+        let options = ModelOptions { accelerators: Some(2), ..ModelOptions::default() };
+        assert_eq!(options.check_accelerators(2), Ok(()));
+        assert!(options.check_accelerators(1).unwrap_err().contains("asks for 2 accelerators and this server has 1"));
+        assert_eq!(ModelOptions::default().check_accelerators(0), Ok(()));
     }
 
     #[test]
