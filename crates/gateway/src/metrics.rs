@@ -230,7 +230,8 @@ impl Metrics {
             Fact::SizeCorrected { digest, to_bytes, .. } => {
                 self.set_resident(&name(digest), digest, "steady", *to_bytes);
             }
-            Fact::Grown { digest, steady } => {
+            Fact::Grown { digest, peak, steady } => {
+                self.set_resident(&name(digest), digest, "peak", peak.total_bytes());
                 self.set_resident(&name(digest), digest, "steady", steady.total_bytes());
             }
             Fact::StateChanged { digest, state } => self.follow_load(now, *digest, *state),

@@ -86,7 +86,7 @@ impl Listeners {
             let measurement = Measurement { timings, peak, steady, ..Measurement::default() };
             queue(writes, Write::Measured(*digest, Box::new(measurement)));
         }
-        if let Fact::Grown { digest, steady } = fact {
+        if let Fact::Grown { digest, steady, .. } = fact {
             queue(writes, Write::Grown(*digest, steady.clone()));
         }
     }
@@ -166,8 +166,9 @@ impl Told {
                 let detail = json!({ "from_bytes": from_bytes, "to_bytes": to_bytes });
                 Self { keep: false, ..told("size_corrected", digest, detail) }
             }
-            Fact::Grown { digest, steady } => {
-                told("model_grown", digest, json!({ "steady_bytes": steady.total_bytes() }))
+            Fact::Grown { digest, peak, steady } => {
+                let detail = json!({ "peak_bytes": peak.total_bytes(), "steady_bytes": steady.total_bytes() });
+                told("model_grown", digest, detail)
             }
             Fact::StateChanged { digest, state } => {
                 Self { keep: false, ..told("state_changed", digest, json!({ "state": state })) }

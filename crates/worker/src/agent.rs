@@ -20,7 +20,7 @@ use tokio::sync::{
     oneshot,
 };
 use warmset_core::{
-    Digest, Instant, Machine, WorkerId,
+    Digest, Instant, Machine, ModelName, WorkerId,
     inference::Reply,
     worker::{Action, Event, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
 };
@@ -396,7 +396,8 @@ impl RunLoop {
             }
             _ => {}
         }
-        log_fact(&fact);
+        let name = fact.digest().and_then(|digest| self.models.get(&digest)).map(|model| &model.spec.name);
+        log_fact(&fact, name);
         // Nobody need listen.
         let _ = self.facts.send((now, fact));
     }
@@ -497,20 +498,21 @@ impl RunLoop {
     }
 }
 
-/// Once, here: what happened to a model, for people.
-fn log_fact(fact: &Fact) {
+/// Once, here: what happened to a model, for people. A model that was removed meanwhile has no name.
+fn log_fact(fact: &Fact, name: Option<&ModelName>) {
+    let model = name.map(tracing::field::display);
     match fact {
         Fact::LoadFinished { digest, timings, steady, .. } => {
             let (seconds, bytes) = (timings.total_seconds(), steady.total_bytes());
-            tracing::info!(%digest, seconds, bytes, "a model is ready");
+            tracing::info!(model, %digest, seconds, bytes, "a model is ready");
         }
         Fact::LoadRefused { digest, error, .. } => {
-            tracing::warn!(%digest, error = error.message, permanent = error.permanent, "a load failed");
+            tracing::warn!(model, %digest, error = error.message, permanent = error.permanent, "a load failed");
         }
         Fact::EvictionStarted { digest, reason } => {
-            tracing::info!(%digest, reason = reason.as_str(), "a model leaves memory");
+            tracing::info!(model, %digest, reason = reason.as_str(), "a model leaves memory");
         }
-        Fact::EngineCrashed { digest, message } => tracing::warn!(%digest, message, "an engine died"),
+        Fact::EngineCrashed { digest, message } => tracing::warn!(model, %digest, message, "an engine died"),
         Fact::ThrashAlarm { pool, ratio, raised } => {
             tracing::warn!(%pool, ratio, raised, "a pool reloads what it has just evicted");
         }

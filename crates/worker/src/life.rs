@@ -354,6 +354,8 @@ impl Life {
             load_seconds,
             warm_up_seconds: info.warm_up_seconds,
         };
+        // The kernel counts the peak in batches and may say less than what is there now.
+        let peak = peak.larger(&steady);
         self.report(Event::Loaded { digest, generation, peak, steady, timings });
     }
 

@@ -372,7 +372,7 @@ impl Worker {
         model.spec.steady = steady.clone();
         let peak = model.spec.peak.larger(steady);
         if model.spec.peak != peak {
-            actions.push(Action::Tell(Fact::Grown { digest, steady: steady.clone() }));
+            actions.push(Action::Tell(Fact::Grown { digest, peak: peak.clone(), steady: steady.clone() }));
         }
         model.spec.peak = peak;
         if steady.private_host_bytes > limit {

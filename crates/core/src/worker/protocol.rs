@@ -248,9 +248,27 @@ pub enum Fact {
     /// A measured size replaces the one in use.
     SizeCorrected { digest: Digest, from_bytes: Bytes, to_bytes: Bytes },
     /// A running model holds more than it ever did: its next load must find room for it.
-    Grown { digest: Digest, steady: Footprint },
+    Grown { digest: Digest, peak: Footprint, steady: Footprint },
     /// A model's state changed, for routers and for `warmset model list`.
     StateChanged { digest: Digest, state: ModelState },
+}
+
+impl Fact {
+    /// The model it is about; none if it is about a pool.
+    pub fn digest(&self) -> Option<Digest> {
+        match self {
+            Self::LoadStarted { digest, .. }
+            | Self::LoadFinished { digest, .. }
+            | Self::LoadRefused { digest, .. }
+            | Self::EvictionStarted { digest, .. }
+            | Self::EvictionFinished { digest, .. }
+            | Self::EngineCrashed { digest, .. }
+            | Self::SizeCorrected { digest, .. }
+            | Self::Grown { digest, .. }
+            | Self::StateChanged { digest, .. } => Some(*digest),
+            Self::ThrashAlarm { .. } => None,
+        }
+    }
 }
 
 /// A model's state on one worker, as shown to people and to the gateway.

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use sha2::{Digest, Sha256};
-use std::{net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 /// The admin keys, as the SHA-256 of each.
 #[derive(Debug, Clone, Default)]
@@ -21,24 +21,6 @@ pub struct AdminAccess {
 /// The form in which an admin key is kept.
 pub fn hash_admin_key(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
-}
-
-/// The admin listener would be open to others.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the admin listener on {0} could be reached from other machines without a key: make one with `warmset admin key`, or listen on 127.0.0.1"
-)]
-pub struct ExposedWithoutKey(
-    /// The address asked for.
-    pub SocketAddr,
-);
-
-/// Refuses to listen beyond this machine without a key.
-pub fn check_admin_exposure(listen: SocketAddr, access: &AdminAccess) -> Result<(), ExposedWithoutKey> {
-    if listen.ip().to_canonical().is_loopback() || !access.key_hashes.is_empty() {
-        return Ok(());
-    }
-    Err(ExposedWithoutKey(listen))
 }
 
 pub(crate) async fn guard(State(access): State<Arc<AdminAccess>>, request: Request, next: Next) -> Response {
@@ -83,19 +65,6 @@ mod tests {
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| ((*name).parse().unwrap(), header::HeaderValue::from_static(value))).collect()
-    }
-
-    #[test]
-    fn beyond_this_machine_a_key_is_needed() {
-        let keyless = AdminAccess::default();
-        let keyed = AdminAccess { key_hashes: vec![hash_admin_key("k")] };
-        for (address, exposed) in
-            [("127.0.0.1:8081", false), ("[::1]:1", false), ("[::ffff:127.0.0.1]:1", false), ("0.0.0.0:1", true)]
-        {
-            let address: SocketAddr = address.parse().unwrap();
-            assert_eq!(check_admin_exposure(address, &keyless).is_err(), exposed, "{address}");
-            assert!(check_admin_exposure(address, &keyed).is_ok());
-        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod backend;
 mod events;
 
 pub(crate) use access::guard;
-pub use access::{AdminAccess, ExposedWithoutKey, check_admin_exposure, hash_admin_key};
+pub use access::{AdminAccess, hash_admin_key};
 pub use backend::{AdminBackend, AdminError, AdminFuture};
 pub use events::{EVENT_BACKLOG_MAX, EventLog, LoggedEvent, Next, Subscription};
 
