@@ -15,6 +15,8 @@ pub use warmset_core::inference::{
 pub const PROTOCOL_VERSION: u32 = 1;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// The most sequences that one engine computes together.
+pub const PARALLEL_MAX: u32 = 64;
 
 /// Which implementation serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,10 @@
 //! From command line and configuration to the limits that the machines live within.
 
-use crate::{config::Config, library::Stored, machine};
+use crate::{
+    config::{Config, units::format_bytes},
+    library::Stored,
+    machine,
+};
 use anyhow::{Result, bail};
 use std::{collections::BTreeSet, time::Duration};
 use warmset_catalog::Measurement;
@@ -35,11 +39,25 @@ pub(crate) fn memory_and_reserve(memory: Option<Bytes>, reserve: Option<Bytes>) 
             None => bail!("cannot tell how much memory this machine has: give --memory"),
         },
     };
+    if memory == 0 {
+        bail!("a memory of 0 bytes holds no model: give --memory a size such as 2GiB");
+    }
     let reserve = reserve.unwrap_or_else(|| machine::default_reserve(memory));
     if reserve >= memory {
-        bail!("the reserve of {reserve} bytes leaves nothing of {memory} bytes of memory: lower --reserve");
+        let (reserve, memory) = (format_bytes(reserve), format_bytes(memory));
+        bail!("the reserve of {reserve} leaves nothing of the memory of {memory}: lower --reserve or raise --memory");
     }
     Ok((memory, reserve))
+}
+
+/// What is wrong with a memory larger than the machine's. It is allowed: models that only declare their bytes fit in.
+pub(crate) fn beyond_machine(memory: Bytes, machine: Option<Bytes>) -> Option<String> {
+    let machine = machine.filter(|machine| memory > *machine)?;
+    let (memory, machine) = (format_bytes(memory), format_bytes(machine));
+    Some(format!(
+        "the memory of {memory} is more than the {machine} this machine has: before it is full the operating system \
+         will swap or kill: give a smaller --memory"
+    ))
 }
 
 /// The kind of machine, under which measurements are kept.
@@ -92,7 +110,8 @@ fn pools(config: &Config, usable: Bytes) -> Result<Vec<(PoolName, MemoryVector)>
         total = total.saturating_add(slice.memory);
     }
     if total > usable {
-        bail!("the slices take {total} bytes, more than the {usable} that memory less reserve has: make them smaller");
+        let (total, usable) = (format_bytes(total), format_bytes(usable));
+        bail!("the slices take {total}, more than the {usable} that memory less reserve has: make them smaller");
     }
     let slices = config.worker.slices.iter();
     Ok(slices.map(|slice| (PoolName::new(&slice.name), MemoryVector::host(slice.memory))).collect())
@@ -159,9 +178,19 @@ mod tests {
     fn the_reserve_must_leave_something() {
         assert_eq!(memory_and_reserve(Some(100), Some(10)).unwrap(), (100, 10));
         assert_eq!(memory_and_reserve(Some(2 << 30), None).unwrap(), (2 << 30, 384 << 20));
-        assert!(memory_and_reserve(Some(100), Some(100)).is_err());
+        let refused = |memory, reserve| memory_and_reserve(memory, reserve).unwrap_err().to_string();
+        assert!(refused(Some(1 << 30), Some(1 << 30)).contains("the reserve of 1.0 GiB leaves nothing"));
+        assert!(refused(Some(0), None).contains("a memory of 0 bytes holds no model: give --memory"));
         let (memory, reserve) = memory_and_reserve(None, None).unwrap();
         assert!(reserve < memory);
+    }
+
+    #[test]
+    fn more_memory_than_the_machine_has_is_warned_about() {
+        assert_eq!(beyond_machine(2 << 30, Some(2 << 30)), None);
+        assert_eq!(beyond_machine(2 << 30, None), None);
+        let warning = beyond_machine(3 << 30, Some(2 << 30)).unwrap();
+        assert!(warning.contains("3.0 GiB is more than the 2.0 GiB this machine has"), "{warning}");
     }
 
     #[test]
@@ -177,6 +206,6 @@ mod tests {
         config.worker.slices.push(SliceOptions { name: "small".into(), memory: 1 });
         assert!(worker_settings(&config, 100, 10).is_err());
         config.worker.slices[1] = SliceOptions { name: "big".into(), memory: 61 };
-        assert!(worker_settings(&config, 100, 10).unwrap_err().to_string().contains("91"));
+        assert!(worker_settings(&config, 100, 10).unwrap_err().to_string().contains("take 91 B, more than the 90 B"));
     }
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     gguf::{self, Header},
     port::{LoadFailure, LoadFault, Report},
-    protocol::{FromEngine, LoadRequest, LoadedInfo},
+    protocol::{FromEngine, LoadRequest, LoadedInfo, PARALLEL_MAX},
     template::{CHATML, ChatTemplate, TemplateError},
 };
 use std::{
@@ -19,8 +19,6 @@ use std::{
 
 /// Tokens per sequence where nobody says how many.
 const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
-/// The most sequences of one engine.
-pub(super) const PARALLEL_MAX: u32 = 64;
 /// Progress is reported at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The share of progress that reading a file ahead stands for, if it is not in memory yet.

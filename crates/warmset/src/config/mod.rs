@@ -6,11 +6,13 @@ mod tests;
 pub(crate) mod units;
 
 pub(crate) use reader::ConfigError;
+pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 
 use crate::library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
-use warmset_core::{Bytes, Digest, ModelName};
+use warmset_core::{Bytes, Digest, ModelName, PoolName};
+use warmset_engine::protocol::EngineKind;
 
 /// The longest configuration file that is read.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -20,8 +22,6 @@ const MODELS_MAX: usize = 10_000;
 const DEVICES_MAX: usize = 64;
 /// Parts the memory may be cut into.
 const SLICES_MAX: usize = 64;
-/// Sequences one engine may run at once.
-pub(crate) const PARALLEL_MAX: u32 = 1024;
 /// Tokens one sequence may hold.
 pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 24;
 
@@ -59,6 +59,8 @@ pub(crate) struct WorkerOptions {
     pub(crate) stop_deadline: Option<Duration>,
     pub(crate) hang_deadline: Option<Duration>,
     pub(crate) slices: Vec<SliceOptions>,
+    /// The line of the slices, for what is only found wrong with the command line's memory.
+    pub(crate) slices_line: Option<usize>,
 }
 
 /// One part of the memory with a budget of its own.
@@ -92,7 +94,7 @@ pub(crate) fn read_file(path: &Path) -> Result<Config, ConfigError> {
         |reason: String| ConfigError { path: path.to_path_buf(), problems: vec![Problem { line: 1, message: reason }] };
     let metadata = std::fs::metadata(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
     if !metadata.is_file() || metadata.len() > CONFIG_BYTES_MAX {
-        return Err(unreadable(format!("must be a regular file of at most {CONFIG_BYTES_MAX} bytes")));
+        return Err(unreadable(format!("must be a regular file of at most {}", units::format_bytes(CONFIG_BYTES_MAX))));
     }
     let text = std::fs::read_to_string(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
     parse(&text).map_err(|problems| ConfigError { path: path.to_path_buf(), problems })
@@ -108,12 +110,18 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
     let models = root.take_tables(&mut reader, "model", MODELS_MAX);
     root.finish(&mut reader);
+    let gateway = read_gateway(&mut reader, gateway);
+    let before = reader.problems.len();
+    let worker = read_worker(&mut reader, worker);
+    // A slice that could not be read is named by models all the same.
+    let pools: Option<Vec<PoolName>> = (!reader.broken && reader.problems.len() == before)
+        .then(|| worker.slices.iter().map(|slice| PoolName::new(&slice.name)).collect());
     let config = Config {
-        gateway: read_gateway(&mut reader, gateway),
-        worker: read_worker(&mut reader, worker),
+        gateway,
+        worker,
         residency: read_residency(&mut reader, residency),
         devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
-        models: read_models(&mut reader, models),
+        models: read_models(&mut reader, models, pools.as_deref()),
     };
     if reader.problems.is_empty() {
         return Ok(config);
@@ -126,10 +134,10 @@ fn read_gateway(reader: &mut Reader<'_>, mut section: Section<'_>) -> GatewayOpt
     let options = GatewayOptions {
         listen: section.take(reader, "listen", reader::address),
         admin_listen: section.take(reader, "admin_listen", reader::address),
-        max_body_bytes: section.take(reader, "max_body_bytes", reader::bytes),
+        max_body_bytes: section.take(reader, "max_body_bytes", reader::positive_bytes),
         queue_limit: section.take(reader, "queue_limit", reader::integer(1, u32::MAX)),
         queue_limit_per_model: section.take(reader, "queue_limit_per_model", reader::integer(1, u32::MAX)),
-        first_byte_timeout: section.take(reader, "first_byte_timeout", reader::duration),
+        first_byte_timeout: section.take(reader, "first_byte_timeout", reader::positive_duration),
         drain_timeout: section.take(reader, "drain_timeout", reader::duration),
     };
     section.finish(reader);
@@ -137,25 +145,42 @@ fn read_gateway(reader: &mut Reader<'_>, mut section: Section<'_>) -> GatewayOpt
 }
 
 fn read_worker(reader: &mut Reader<'_>, mut section: Section<'_>) -> WorkerOptions {
+    let slices_line = section.line_of(reader, "slices");
     let slices = section.take_tables(reader, "slices", SLICES_MAX);
     let options = WorkerOptions {
-        memory: section.take(reader, "memory", reader::bytes),
+        memory: section.take(reader, "memory", reader::positive_bytes),
         reserve: section.take(reader, "reserve", reader::bytes),
         kind: section.take(reader, "type", reader::text),
         cores: section.take(reader, "cores", reader::integer(1, 4096)),
         concurrent_loads: section.take(reader, "concurrent_loads", reader::integer(1, 64)),
-        load_deadline: section.take(reader, "load_deadline", reader::duration),
-        stop_deadline: section.take(reader, "stop_deadline", reader::duration),
-        hang_deadline: section.take(reader, "hang_deadline", reader::duration),
-        slices: slices.into_iter().filter_map(|slice| read_slice(reader, slice)).collect(),
+        load_deadline: section.take(reader, "load_deadline", reader::positive_duration),
+        stop_deadline: section.take(reader, "stop_deadline", reader::positive_duration),
+        hang_deadline: section.take(reader, "hang_deadline", reader::positive_duration),
+        slices: read_slices(reader, slices),
+        slices_line,
     };
     section.finish(reader);
     options
 }
 
+fn read_slices(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<SliceOptions> {
+    let mut slices: Vec<SliceOptions> = Vec::new();
+    for section in sections {
+        let offset = section.offset_of("name");
+        let Some(slice) = read_slice(reader, section) else { continue };
+        if slice.name == PoolName::default_pool().as_str() {
+            reader.report(offset, "worker.slices.name: \"default\" is what the slices leave: use another name");
+        } else if slices.iter().any(|known| known.name == slice.name) {
+            reader.report(offset, format!("worker.slices.name: there are two slices {}: rename one", slice.name));
+        }
+        slices.push(slice);
+    }
+    slices
+}
+
 fn read_slice(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<SliceOptions> {
     let name = required(reader, &mut section, "name", reader::parsed(parse_pool));
-    let memory = required(reader, &mut section, "memory", reader::bytes);
+    let memory = required(reader, &mut section, "memory", reader::positive_bytes);
     section.finish(reader);
     Some(SliceOptions { name: name?, memory: memory? })
 }
@@ -164,8 +189,8 @@ fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> Residenc
     let options = ResidencyOptions {
         minimum_seconds: section.take(reader, "minimum_seconds", reader::duration),
         priority_protection_seconds: section.take(reader, "priority_protection_seconds", reader::duration),
-        demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::duration),
-        thrash_window_seconds: section.take(reader, "thrash_window_seconds", reader::duration),
+        demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::positive_duration),
+        thrash_window_seconds: section.take(reader, "thrash_window_seconds", reader::positive_duration),
         thrash_threshold: section.take(reader, "thrash_threshold", reader::number),
     };
     section.finish(reader);
@@ -180,12 +205,12 @@ fn read_device(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Devi
     Some(DeviceOptions { id: id?, memory: memory?, reserve })
 }
 
-fn read_models(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<ModelOptions> {
+fn read_models(reader: &mut Reader<'_>, sections: Vec<Section<'_>>, pools: Option<&[PoolName]>) -> Vec<ModelOptions> {
     let mut names = std::collections::BTreeSet::new();
     let mut models = Vec::new();
     for section in sections {
         let offset = section.offset();
-        let Some(model) = read_model(reader, section) else { continue };
+        let Some(model) = read_model(reader, section, pools) else { continue };
         for name in std::iter::once(&model.name).chain(&model.aliases) {
             if !names.insert(name.clone()) {
                 reader.report(offset, format!("the name {name} is used twice"));
@@ -196,7 +221,9 @@ fn read_models(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<Model
     models
 }
 
-fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<ModelOptions> {
+fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>, pools: Option<&[PoolName]>) -> Option<ModelOptions> {
+    let before = reader.problems.len();
+    let (pool_offset, reserve_offset) = (section.offset_of("pool"), section.offset_of("critical_reserve"));
     let name = required(reader, &mut section, "name", reader::parsed(ModelName::parse));
     let source = required(reader, &mut section, "source", reader::text);
     let aliases = section.take(reader, "aliases", |value| {
@@ -217,13 +244,22 @@ fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Model
         critical_reserve: section.take(reader, "critical_reserve", reader::integer(0, PARALLEL_MAX)),
         parallel: section.take(reader, "parallel", reader::integer(1, PARALLEL_MAX)),
         context_tokens: section.take(reader, "context_tokens", reader::integer(0, CONTEXT_TOKENS_MAX)),
-        memory_cap_bytes: section.take(reader, "memory_cap", reader::bytes),
+        memory_cap_bytes: section.take(reader, "memory_cap", reader::positive_bytes),
         cold: section.take(reader, "cold", reader::parsed(parse_cold)),
         pool: section.take(reader, "pool", reader::parsed(parse_pool)),
         keep_alive_seconds: keep_alive.map(|duration| duration.as_secs_f64()),
         accelerators: section.take(reader, "device", reader::parsed(parse_accelerators)),
     };
     section.finish(reader);
+    if let Some(Err(reason)) = pools.map(|pools| options.check_pool(pools)) {
+        reader.report(pool_offset, format!("model.pool: {reason}"));
+    }
+    // What a single key cannot say: a key that was refused already would be judged by its default here.
+    if reader.problems.len() == before
+        && let Err(reason) = options.settings(options.engine.unwrap_or(EngineKind::Llama))
+    {
+        reader.report(reserve_offset, format!("model.critical_reserve: {reason}"));
+    }
     (name.is_some() && source.is_some()).then_some(options)
 }
 

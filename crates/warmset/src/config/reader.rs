@@ -35,13 +35,15 @@ fn lines(path: &Path, problems: &[Problem]) -> String {
 pub(crate) struct Reader<'i> {
     text: &'i str,
     pub(crate) problems: Vec<Problem>,
+    /// Its syntax is broken somewhere, so that keys may have landed where nobody wrote them.
+    pub(crate) broken: bool,
 }
 
 impl<'i> Reader<'i> {
     /// Takes a document apart as far as its syntax allows.
     pub(crate) fn new(text: &'i str) -> (Self, DeTable<'i>) {
         let (root, errors) = DeTable::parse_recoverable(text);
-        let mut reader = Self { text, problems: Vec::new() };
+        let mut reader = Self { text, problems: Vec::new(), broken: !errors.is_empty() };
         for error in errors {
             let start = error.span().map_or(0, |span| span.start);
             reader.report(start, error.message().replace('\n', " "));
@@ -49,10 +51,21 @@ impl<'i> Reader<'i> {
         (reader, root.into_inner())
     }
 
+    /// Reports a table that is none, unless that may follow from broken syntax, which is reported already.
+    fn report_shape(&mut self, offset: usize, message: String) {
+        if !self.broken {
+            self.report(offset, message);
+        }
+    }
+
     pub(crate) fn report(&mut self, offset: usize, message: impl Into<String>) {
-        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
-        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let line = self.line_at(offset);
         self.problems.push(Problem { line, message: message.into() });
+    }
+
+    fn line_at(&self, offset: usize) -> usize {
+        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+        1 + before.iter().filter(|byte| **byte == b'\n').count()
     }
 }
 
@@ -72,6 +85,16 @@ impl<'i> Section<'i> {
     /// Where the table begins, for problems of the whole.
     pub(crate) fn offset(&self) -> usize {
         self.offset
+    }
+
+    /// Where a value begins that was not taken yet; the table itself if it is not there.
+    pub(crate) fn offset_of(&self, key: &str) -> usize {
+        self.table.get(key).map_or(self.offset, |value| value.span().start)
+    }
+
+    /// The line of a value that was not taken yet.
+    pub(crate) fn line_of(&self, reader: &Reader<'_>, key: &str) -> Option<usize> {
+        self.table.get(key).map(|value| reader.line_at(value.span().start))
     }
 
     /// Takes a key. A value that cannot be read is a problem and counts as absent.
@@ -107,7 +130,8 @@ impl<'i> Section<'i> {
         let Some(value) = self.table.remove(key) else { return Vec::new() };
         let offset = value.span().start;
         let DeValue::Array(items) = value.into_inner() else {
-            reader.report(offset, format!("{} must be an array of tables: write [[{key}]]", self.name_of(key)));
+            let name = self.name_of(key);
+            reader.report_shape(offset, format!("{name} must be an array of tables: write [[{key}]]"));
             return Vec::new();
         };
         if items.len() > limit {
@@ -123,7 +147,7 @@ impl<'i> Section<'i> {
         match value.into_inner() {
             DeValue::Table(table) => Some(Section { table, label, offset, known: Vec::new() }),
             other => {
-                reader.report(offset, format!("{label} must be a table, not {}", other.type_str()));
+                reader.report_shape(offset, format!("{label} must be a table, not {}", other.type_str()));
                 None
             }
         }
@@ -198,7 +222,12 @@ pub(crate) fn number(value: &DeValue<'_>) -> Result<f64, String> {
         DeValue::Integer(integer) => integer.as_str().parse().ok(),
         _ => return Err(wrong("a number", value)),
     };
-    parsed.filter(|number: &f64| number.is_finite() && *number >= 0.0).ok_or_else(|| "must not be negative".to_owned())
+    match parsed {
+        Some(number) if number < 0.0 => Err("must not be negative".to_owned()),
+        Some(number) if f64::is_finite(number) => Ok(number),
+        Some(number) if f64::is_infinite(number) => Err("must be finite: write for instance 0.5 or 30".to_owned()),
+        _ => Err("is not a number: write for instance 0.5 or 30".to_owned()),
+    }
 }
 
 /// A size: `"2GiB"` or a number of bytes.
@@ -208,6 +237,23 @@ pub(crate) fn bytes(value: &DeValue<'_>) -> Result<Bytes, String> {
         DeValue::Integer(integer) => units::parse_bytes(integer.as_str()),
         _ => Err(wrong("a size such as \"2GiB\"", value)),
     }
+}
+
+/// A size of which nothing would be left at 0.
+pub(crate) fn positive_bytes(value: &DeValue<'_>) -> Result<Bytes, String> {
+    match bytes(value)? {
+        0 => Err("must be more than 0: write for instance \"8MiB\" or \"2GiB\"".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A duration in which nothing could happen if it were 0.
+pub(crate) fn positive_duration(value: &DeValue<'_>) -> Result<Duration, String> {
+    let duration = duration(value)?;
+    if duration.is_zero() {
+        return Err("must be more than 0: write for instance \"30s\" or \"5m\"".to_owned());
+    }
+    Ok(duration)
 }
 
 /// A duration: `"5m"` or a number of seconds.

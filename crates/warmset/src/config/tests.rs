@@ -116,6 +116,61 @@ fn names_are_checked_and_unique() {
     assert!(found[1].1.contains("the name b is used twice"), "{found:?}");
 }
 
+#[test]
+fn a_syntax_error_makes_up_no_others() {
+    let found =
+        problems("[gateway\nlisten = \"127.0.0.1:1\"\n\n[[model]]\nname = \"a\"\nsource = \"/a.gguf\"\npool = \"p\"\n");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].0 == 1 && found[0].1.contains("unclosed table"), "{found:?}");
+    let found = problems("gateway = 1\nmodel = 2\n");
+    assert_eq!(found.len(), 2, "without a syntax error they are wrong: {found:?}");
+}
+
+#[test]
+fn what_would_stop_everything_is_no_limit() {
+    let found = problems(
+        "[gateway]\nmax_body_bytes = 0\nfirst_byte_timeout = 0\n[worker]\nmemory = 0\nload_deadline = \"0s\"\nstop_deadline = 0.0\nhang_deadline = 0\n[residency]\ndemand_half_life_seconds = 0\nthrash_window_seconds = 0\n",
+    );
+    assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 5, 6, 7, 8, 10, 11], "{found:?}");
+    assert!(found.iter().all(|(_, message)| message.contains("must be more than 0: write for instance")), "{found:?}");
+    assert!(parse("[gateway]\ndrain_timeout = 0\n[residency]\nminimum_seconds = 0\n").is_ok());
+}
+
+#[test]
+fn numbers_are_numbers() {
+    for (value, words) in [("nan", "is not a number"), ("inf", "must be finite"), ("-1.0", "must not be negative")] {
+        let found = problems(&format!("[residency]\nthrash_threshold = {value}\n"));
+        assert!(found.len() == 1 && found[0].1.contains(words), "{value}: {found:?}");
+    }
+}
+
+#[test]
+fn sequences_beyond_the_engines_limit_are_refused_with_it() {
+    let model = |parallel| format!("[[model]]\nname = \"a\"\nsource = \"/a.gguf\"\nparallel = {parallel}\n");
+    assert!(parse(&model(PARALLEL_MAX)).is_ok());
+    let found = problems(&model(PARALLEL_MAX + 1));
+    assert_eq!(found, [(4, "model.parallel: must be between 1 and 64, not 65".to_owned())]);
+}
+
+#[test]
+fn slices_pools_and_reserves_are_refused_where_they_stand() {
+    let found = problems(
+        "[worker]\nslices = [\n  { name = \"a\", memory = 1 },\n  { name = \"a\", memory = 1 },\n  { name = \"default\", memory = 1 },\n]\n",
+    );
+    assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [4, 5], "{found:?}");
+    let model = "[[model]]\nname = \"m\"\nsource = \"/a.gguf\"\n";
+    let found =
+        problems(&format!("{model}pool = \"nowhere\"\n{}critical_reserve = 4\n", model.replace("\"m\"", "\"n\"")));
+    assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [4, 8], "{found:?}");
+    assert!(found[0].1.contains("model.pool: there is no pool nowhere"), "{found:?}");
+    assert!(found[1].1.contains("model.critical_reserve: "), "{found:?}");
+    // What was refused already is not judged by its default.
+    let found = problems(&format!("{model}parallel = 0\ncritical_reserve = 4\n"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    let slices = "[worker]\ntype = \"x\"\nslices = [{ name = \"s\", memory = 1 }]\n";
+    assert_eq!(parse(&format!("{slices}{model}pool = \"s\"\n")).unwrap().worker.slices_line, Some(3));
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused_without_a_panic(text in "[\\[\\]a-z=\"0-9\n .{},]{0,200}") {
