@@ -1,10 +1,15 @@
 """The command line as people and scripts use it: exit codes, one JSON document on stdout, one line on stderr."""
 
 import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import warmset
-from warmset import CommandFailed, run_command, wait_for
+from warmset import CommandFailed, run_command, synthetic_model, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +26,10 @@ def test_help_and_version():
         assert "Usage" in run_command([*command, "--help"]).stdout, command
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["model", "add"], ["serve", "--memory", "lots"], ["model", "show"]])
+@pytest.mark.parametrize("arguments", [
+    ["nonsense"], ["model", "add"], ["serve", "--memory", "lots"], ["model", "show"],
+    ["serve", "--server", "127.0.0.1:1"], ["run", "x", "--temperature", "nan"], ["model", "add", "x", "/x.gguf", "--parallel", "65"],
+])
 def test_wrong_usage_exits_with_2(arguments, tmp_path):
     result = run_command([*arguments, *(["--data", str(tmp_path)] if arguments[0] == "serve" else [])], check=False)
     assert result.returncode == 2, result.stderr
@@ -31,7 +39,8 @@ def test_wrong_usage_exits_with_2(arguments, tmp_path):
 
 def test_a_failure_exits_with_1_and_says_what_to_do_in_one_line(server):
     for arguments in (["model", "show", "missing"], ["model", "add", "x", "/nonexistent/model.gguf"],
-                      ["model", "add", "../../etc/passwd", "/etc/passwd"], ["model", "remove", "missing"]):
+                      ["model", "add", "../../etc/passwd", "/etc/passwd"], ["model", "remove", "missing"],
+                      ["model", "add", "x", "/tmp"], ["run", "missing", "hello"]):
         result = server.cli(*arguments, check=False)
         assert result.returncode == 1, (arguments, result)
         assert result.stdout == ""
@@ -81,6 +90,17 @@ def test_load_and_unload(server):
     wait_for(lambda: server.cli_json("model", "show", "smollm2")["state"] == "absent", "it is unloaded")
 
 
+def test_a_pinned_model_that_is_unloaded_says_that_it_stays_out(server, tmp_path):
+    server.cli("model", "add", "pinned", synthetic_model(tmp_path, "pinned"), "--engine", "synthetic", "--pin")
+    try:
+        wait_for(lambda: server.cli_json("model", "show", "pinned")["state"] == "ready", "it is loaded")
+        assert "pinned, and stays out until somebody asks" in server.cli("model", "unload", "pinned").stdout
+        wait_for(lambda: server.cli_json("model", "show", "pinned")["state"] == "absent", "it is unloaded")
+        assert server.complete("pinned")[0] == 200
+    finally:
+        server.cli("model", "remove", "pinned")
+
+
 def test_profile_measures_and_keeps_the_measurement(server):
     profile = server.cli_json("model", "profile", "smollm2", timeout=300)
     assert profile["digest"] == server.digest("smollm2")
@@ -101,9 +121,71 @@ def test_run_answers_a_prompt(server):
     assert result.stdout.strip()
 
 
-def test_logs_of_a_model(server):
+def test_run_says_what_is_wrong_with_its_input(server):
+    command = [str(warmset.BINARY), "run", "smollm2", "--server", server.admin_address]
+    result = subprocess.run(command, input=b"abc\xff", capture_output=True, timeout=60)
+    assert result.returncode == 1
+    assert b"not UTF-8 text" in result.stderr
+    assert "`warmset model list`" in server.cli("run", "missing", "hello", check=False).stderr
+    assert "is a directory" in server.cli("model", "add", "x", "/tmp", check=False).stderr
+
+
+def test_logs_of_a_model(server, tmp_path):
     server.cli("model", "load", "smollm2")
     assert server.cli("model", "logs", "smollm2").returncode == 0
+    server.cli("model", "add", "silent", synthetic_model(tmp_path, "silent"), "--engine", "synthetic")
+    assert "silent has logged nothing yet" in server.cli("model", "logs", "silent").stdout
+    server.cli("model", "remove", "silent")
+
+
+def test_logs_are_read_without_a_server(tmp_path):
+    data = ["--data", str(tmp_path / "data")]
+    path = synthetic_model(tmp_path, "quiet")
+    added = json.loads(run_command(["model", "add", "quiet", str(path), "--engine", "synthetic", "--json", *data]).stdout)
+    assert "quiet has logged nothing yet" in run_command(["model", "logs", "quiet", *data]).stdout
+    logs = tmp_path / "data" / "logs"
+    logs.mkdir(exist_ok=True)
+    (logs / f"{added['digest'].removeprefix('sha256:')}.log").write_text("one\ntwo\nthree\n")
+    assert run_command(["model", "logs", "quiet", "-n", "2", *data]).stdout == "two\nthree\n"
+
+
+def test_doctor_makes_nothing(tmp_path):
+    place = tmp_path / "new"
+    result = run_command(["doctor", "--data", str(place), "--json"])
+    assert "holds nothing yet" in result.stdout
+    assert not place.exists()
+
+
+def test_doctor_looks_at_the_files_of_models_with_and_without_a_server(tmp_path):
+    server = warmset.Server(tmp_path, memory="300MiB", reserve="64MiB")
+    path = synthetic_model(tmp_path, "small")
+
+    def doctor(check=True):
+        place = ["--data", str(server.data)] + (["--server", server.admin_address] if server.running() else [])
+        checks = json.loads(run_command(["doctor", "--json", *place], check=check).stdout)["checks"]
+        return {name: [check for check in checks if check["name"] == name] for name in {check["name"] for check in checks}}
+
+    with server:
+        server.cli("model", "add", "small", path, "--engine", "synthetic")
+        checks = doctor()
+        assert "the server's pool takes 300.0 MiB, 64.0 MiB of it reserved" in checks["memory"][0]["detail"]
+        assert "1 file of 1 model" in checks["artifacts"][0]["detail"]
+        assert checks["server"][0]["detail"].endswith("1 model")
+        # A server whose directory is not known here: said, not guessed.
+        elsewhere = run_command(["doctor", "--json", "--server", server.admin_address, "--data", str(tmp_path / "other")])
+        assert "not known here" in elsewhere.stdout and not (tmp_path / "other").exists()
+    assert "1 file of 1 model" in doctor()["artifacts"][0]["detail"]
+    [blob] = (server.data / "store" / "blobs").iterdir()
+    whole = blob.read_bytes()
+    for damage in (lambda: blob.unlink(), lambda: blob.write_bytes(whole[:-1])):
+        blob.unlink(missing_ok=True)
+        blob.write_bytes(whole)
+        with server:
+            damage()
+            [online] = doctor(check=False)["artifacts"]
+        [offline] = doctor(check=False)["artifacts"]
+        assert online["status"] == offline["status"] == "failed"
+        assert online["detail"] == offline["detail"] and "small" in online["detail"]
 
 
 def test_doctor_reports_as_json_and_as_text(server):
@@ -126,6 +208,55 @@ def test_configuration_errors_are_reported_all_at_once_with_their_lines(tmp_path
     assert "bad.toml" in result.stderr
     assert "listne" in result.stderr and "3" in result.stderr
     assert "lots" in result.stderr and "6" in result.stderr
+
+
+def test_slices_that_do_not_fit_are_named_with_file_and_line(tmp_path):
+    config = tmp_path / "slices.toml"
+    config.write_text('[worker]\nreserve = "64MiB"\nslices = [{ name = "a", memory = "1GiB" }]\n')
+    arguments = ["serve", "--config", str(config), "--data", str(tmp_path / "data"), "--memory", "512MiB"]
+    result = run_command(arguments, check=False)
+    assert result.returncode == 1
+    assert "slices.toml:3: the slices take 1.0 GiB, more than the 448.0 MiB" in result.stderr
+
+
+def test_a_memory_of_nothing_is_refused_and_one_beyond_the_machine_is_warned_about(tmp_path):
+    result = run_command(["serve", "--memory", "0", "--data", str(tmp_path / "data")], check=False)
+    assert result.returncode == 1
+    assert "give --memory a size" in result.stderr
+    with warmset.Server(tmp_path, memory="8000GiB", reserve="1GiB") as server:
+        assert "the memory of 7.8 TiB is more than" in server.log_tail()
+
+
+def test_a_relative_data_directory_is_the_servers_own(tmp_path):
+    model = {"name": "near", "engine": "synthetic", "source": synthetic_model(tmp_path, "near")}
+    server = warmset.Server(tmp_path, memory="300MiB", reserve="64MiB", config=warmset.toml({"model": [model]}))
+    server.data = Path("data")
+    with server:
+        # The engine works in another directory and finds its file all the same.
+        assert server.complete("near")[0] == 200
+    assert (tmp_path / "data" / "catalog.db").exists()
+    listed = subprocess.run([str(warmset.BINARY), "model", "list", "--json"], cwd=tmp_path, capture_output=True, check=True,
+                            env={**os.environ, "WARMSET_DATA": "data"}, timeout=60)
+    assert [model["name"] for model in json.loads(listed.stdout)["models"]] == ["near"]
+
+
+def test_a_hangup_drains_like_a_termination(tmp_path):
+    path = synthetic_model(tmp_path, "slow", decode_seconds_per_token=0.02)
+    model = {"name": "slow", "engine": "synthetic", "source": path, "pin": True}
+    server = warmset.Server(tmp_path, memory="300MiB", reserve="64MiB", config=warmset.toml({"model": [model]}))
+    with server, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(server.complete, "slow", max_tokens=100, ignore_eos=True)
+        wait_for(lambda: server.metric("warmset_running_requests") == 1, "it runs")
+        server.process.send_signal(signal.SIGHUP)
+        status, _, body = answer.result()
+        assert status == 200 and body["usage"]["completion_tokens"] == 100
+        server.process.wait(60)
+        assert server.process.returncode == 0, server.log_tail()
+
+
+def test_a_log_filter_that_nobody_understands_is_told(tmp_path):
+    result = run_command(["model", "list", "--data", str(tmp_path / "data")], env={"RUST_LOG": "warmset=loud"})
+    assert 'RUST_LOG="warmset=loud" is not understood' in result.stderr
 
 
 def test_the_command_line_works_without_a_server(tmp_path, models):

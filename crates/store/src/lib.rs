@@ -14,4 +14,4 @@ pub use error::StoreError;
 pub use import::ARTIFACT_BYTES_MAX;
 pub use manifest::{MANIFEST_FILES_MAX, Manifest, ManifestError, ManifestFile};
 pub use source::{SourceError, parse_source};
-pub use store::{QUARANTINED_FILES_MAX, Removed, Store, StoredFile, Verified};
+pub use store::{QUARANTINED_FILES_MAX, Removed, Store, StoredFile, Verified, path_in};

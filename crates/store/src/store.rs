@@ -64,6 +64,12 @@ pub struct Removed {
     pub bytes: u64,
 }
 
+/// Where the file with this hash lies in the store in `root`, for those who look at a store that another process has
+/// open.
+pub fn path_in(root: &Path, sha256: &Digest) -> PathBuf {
+    root.join("blobs").join(sha256.hex())
+}
+
 impl Store {
     /// Opens the store in `root`, creates it if needed, and removes what an interrupted import left behind.
     pub fn open(root: &Path) -> Result<Self, StoreError> {
@@ -88,7 +94,7 @@ impl Store {
 
     /// Where the file with this hash lies or would lie.
     pub fn path_of(&self, sha256: &Digest) -> PathBuf {
-        self.root.join("blobs").join(sha256.hex())
+        path_in(&self.root, sha256)
     }
 
     /// Whether there is a file with this hash, unverified.

@@ -1,6 +1,7 @@
 //! Talks to a running server: JSON calls to its admin listener, streams from its inference listener.
 
-use anyhow::{Context, Result, anyhow, bail};
+use crate::config::units::format_bytes;
+use anyhow::{Context, Result, bail};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Method, Request, Response, Uri,
@@ -125,7 +126,8 @@ impl Client {
             let Ok(data) = frame.map_err(|error| self.broken(error))?.into_data() else { continue };
             pending.extend_from_slice(&data);
             if pending.len() > LINE_BYTES_MAX {
-                bail!("the server at {} sends a line of more than {LINE_BYTES_MAX} bytes", self.authority);
+                let most = format_bytes(LINE_BYTES_MAX as u64);
+                bail!("the server at {} sends a line of more than {most}", self.authority);
             }
             while status.is_success() && pending.contains(&b'\n') {
                 let end = pending.iter().position(|byte| *byte == b'\n').unwrap_or(0);
@@ -134,7 +136,8 @@ impl Client {
             }
         }
         if !status.is_success() {
-            return Err(anyhow!(message_of(status.as_u16(), &pending)));
+            let message = message_of(status.as_u16(), &pending);
+            return Err(CallError::Refused { status: status.as_u16(), message }.into());
         }
         Ok(headers)
     }

@@ -23,6 +23,18 @@ pub(crate) fn default_directory() -> PathBuf {
     from("HOME").map_or_else(|| PathBuf::from("/var/lib/warmset"), |home| home.join(".local/share/warmset"))
 }
 
+/// Whether anything was ever stored in a data directory.
+pub(crate) fn is_used(root: &Path) -> bool {
+    ["lock", "catalog.db"].iter().any(|name| root.join(name).exists())
+}
+
+/// The address of the server that has a data directory now. Makes and changes nothing.
+pub(crate) fn server_of(root: &Path) -> Option<String> {
+    let mut file = File::open(root.join("lock")).ok()?;
+    // What stands in a lock that nobody holds is of an earlier server.
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then(|| read_address(&mut file)).flatten()
+}
+
 /// The right to write to a data directory. It ends with the process, however that ends.
 #[derive(Debug)]
 pub(crate) struct DataLock {
@@ -99,14 +111,18 @@ mod tests {
     fn one_holder_at_a_time_and_the_others_learn_its_address() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("data");
+        assert_eq!((is_used(&root), server_of(&root)), (false, None));
+        assert!(!root.exists(), "looking makes nothing");
         let Locked::Here(mut lock) = DataLock::take(&root).unwrap() else { panic!("nobody else has it") };
         lock.announce("127.0.0.1:8081").unwrap();
         assert_eq!(lock.root(), root);
+        assert_eq!(server_of(&root).as_deref(), Some("127.0.0.1:8081"));
         match DataLock::take(&root).unwrap() {
             Locked::Server(address) => assert_eq!(address, "127.0.0.1:8081"),
             Locked::Here(_) => panic!("it is taken"),
         }
         drop(lock);
+        assert_eq!(server_of(&root), None, "nobody has it");
         // The old address means nothing once its writer is gone.
         assert!(matches!(DataLock::take(&root).unwrap(), Locked::Here(_)));
         assert_eq!(std::fs::read_to_string(root.join("lock")).unwrap(), "");

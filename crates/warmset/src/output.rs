@@ -139,6 +139,11 @@ pub(crate) fn bytes_of(document: &Value, key: &str) -> String {
     document[key].as_u64().map_or_else(|| "-".to_owned(), format_bytes)
 }
 
+/// A number of things, in words.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The first characters of a digest, as far as people need them.
 pub(crate) fn short_digest(document: &Value) -> String {
     let digest = text_of(document, "digest");
@@ -156,6 +161,7 @@ mod tests {
         assert_eq!(short_digest(&document), "0123456789ab");
         assert_eq!(bytes_of(&document, "size"), "2.0 KiB");
         assert_eq!((text_of(&document, "pin"), text_of(&document, "none")), ("true".into(), "-".into()));
+        assert_eq!((count(0, "model"), count(1, "model")), ("0 models".into(), "1 model".into()));
         assert_eq!(fields(&[("a", "1".into()), ("bcd", "2".into())]), "a:   1\nbcd: 2\n");
         let table = table(&["NAME"], [vec!["x".to_owned()]]);
         assert!(table.contains("NAME") && table.contains('x') && !table.contains("\u{1b}["), "{table}");

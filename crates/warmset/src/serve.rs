@@ -108,7 +108,16 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     let memory = arguments.memory.or(config.worker.memory);
     let reserve = arguments.reserve.or(config.worker.reserve);
     let (memory, reserve) = settings::memory_and_reserve(memory, reserve)?;
-    let settings = settings::worker_settings(&config, memory, reserve)?;
+    if let Some(warning) = settings::beyond_machine(memory, crate::machine::memory_bytes()) {
+        tracing::warn!("{warning}");
+    }
+    let settings = settings::worker_settings(&config, memory, reserve).map_err(|error| {
+        // Only the slices can be at fault, and only together with the memory, which the command line may have given.
+        match (&arguments.config, config.worker.slices_line) {
+            (Some(path), Some(line)) => error.context(format!("{}:{line}", path.display())),
+            _ => error,
+        }
+    })?;
     let worker_type = settings::worker_type(&config);
     Ok(Plan { config, listen, admin_listen, settings, worker_type, record: arguments.record })
 }
@@ -132,7 +141,8 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 async fn take_configured(library: &Library, plan: &Plan, output: Output) -> Result<()> {
     let pools = pools(&plan.settings);
     for model in &plan.config.models {
-        model.check_pool(&pools).map_err(|reason| anyhow!("the configured model {}: {reason}", model.name))?;
+        let checked = model.check_pool(&pools).and_then(|()| model.check_accelerators(plan.config.devices.len()));
+        checked.map_err(|reason| anyhow!("the configured model {}: {reason}", model.name))?;
         let added = library.ensure(model, output.bytes_progress(&model.name)).await;
         let added = added.with_context(|| format!("the configured model {}", model.name))?;
         if let Some(old) = added.replaced {
@@ -200,8 +210,13 @@ async fn start_worker(
         created.with_context(|| format!("cannot create the directory {}", directory.display()))?;
     }
     let mut models = Vec::new();
+    let pools = pools(&plan.settings);
     for stored in library.all().await? {
         let digest = stored.model.digest;
+        let (name, pool) = (&stored.model.name, &stored.model.settings.pool);
+        if *pool != PoolName::default_pool() && !pools.contains(pool) {
+            tracing::warn!(%name, %pool, "a model names a pool that this server does not have: it gets the default one");
+        }
         artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
         let measured = library.catalog.measurement(&digest, &plan.worker_type).await?;
         models.push(settings::model_config(&stored, measured.as_ref())?);
@@ -224,25 +239,52 @@ async fn start_worker(
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// The terminal is gone. None where whoever started the server had this one ignored, as `nohup` does.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn new() -> Result<Self> {
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt })
+        let ignored = hangup_is_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let hangup = if ignored { None } else { Some(signal(SignalKind::hangup())?) };
+        Ok(Self { terminate, interrupt, hangup })
     }
 
     async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            Some(_) = hung_up(self.hangup.as_mut()) => {}
         }
     }
+}
+
+async fn hung_up(hangup: Option<&mut Signal>) -> Option<()> {
+    hangup?.recv().await
+}
+
+/// Whether a process with this `/proc/PID/status` ignores SIGHUP, the first bit of the mask.
+fn hangup_is_ignored(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 impl Server {
     /// The admin routes' view of it.
     pub(crate) fn backend(self: &Arc<Self>) -> Backend {
         Backend(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hangup_that_was_ignored_at_the_start_stays_so() {
+        assert!(hangup_is_ignored("Name:\twarmset\nSigIgn:\t0000000000001001\nSigCgt:\t0\n"));
+        assert!(!hangup_is_ignored("SigIgn:\t0000000000001000\nSigCgt:\t0000000000000001\n"));
+        assert!(!hangup_is_ignored(""));
     }
 }

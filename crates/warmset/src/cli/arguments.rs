@@ -4,10 +4,16 @@ use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, units},
     library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
 };
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use warmset_core::{Bytes, Priority, gateway::ColdPolicy};
 use warmset_engine::protocol::EngineKind;
+
+/// OpenAI's upper bound.
+const TEMPERATURE_MAX: f32 = 2.0;
 
 /// One pool that keeps models warm inside a memory budget.
 #[derive(Debug, Parser)]
@@ -29,7 +35,7 @@ pub(crate) struct GlobalArguments {
     #[arg(long, global = true, value_name = "HOST:PORT", env = "WARMSET_SERVER")]
     pub(crate) server: Option<String>,
     /// Data directory [default: $XDG_DATA_HOME/warmset or ~/.local/share/warmset]
-    #[arg(long, global = true, value_name = "DIR", env = "WARMSET_DATA")]
+    #[arg(long, global = true, value_name = "DIR", env = "WARMSET_DATA", value_parser = absolute_path())]
     pub(crate) data: Option<PathBuf>,
 }
 
@@ -70,7 +76,7 @@ pub(crate) struct ServeArguments {
     /// Memory the pool may use, such as 2GiB [default: 80 % of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub(crate) memory: Option<Bytes>,
-    /// Part of it that is kept free [default: a tenth, at least 384MiB]
+    /// Part of it that is kept free [default: a tenth, at least 384MiB, never more than half]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub(crate) reserve: Option<Bytes>,
     /// Write every event of both machines into this directory, for replay
@@ -115,7 +121,7 @@ pub(crate) enum ModelCommand {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Unload a model as soon as it is idle
+    /// Unload a model as soon as it is idle; it is loaded again when somebody asks for it
     Unload {
         /// Name or alias
         name: String,
@@ -189,7 +195,7 @@ pub(crate) struct AddArguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CONTEXT_TOKENS_MAX)))]
     context_tokens: Option<u32>,
     /// The most memory its process may take
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cap)]
     memory_cap: Option<Bytes>,
     /// What callers get while it is cold: wait or reject
     #[arg(long, value_parser = parse_cold)]
@@ -243,8 +249,25 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "N")]
     pub(crate) max_tokens: Option<u32>,
     /// How freely to choose words, 0 to 2
-    #[arg(long)]
+    #[arg(long, value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
+}
+
+/// Engine processes work in `/`, so a relative directory would mean another one there.
+fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
+}
+
+fn parse_cap(text: &str) -> Result<Bytes, String> {
+    match units::parse_bytes(text)? {
+        0 => Err("a process cannot run in 0 bytes: give a size such as 1GiB".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=TEMPERATURE_MAX).contains(number));
+    number.ok_or_else(|| format!("must be a number from 0 to {TEMPERATURE_MAX}"))
 }
 
 #[cfg(test)]
@@ -269,5 +292,31 @@ mod tests {
         assert_eq!((options.cold, options.accelerators), (Some(ColdPolicy::Reject), Some(2)));
         assert_eq!((options.max_concurrency, options.parallel, options.context_tokens), (Some(3), Some(2), Some(512)));
         assert_eq!((options.pool.as_deref(), options.aliases.as_slice()), (Some("small"), ["b".to_owned()].as_slice()));
+    }
+
+    #[test]
+    fn a_relative_data_directory_is_made_absolute_where_it_is_read() {
+        let arguments = Arguments::try_parse_from(["warmset", "doctor", "--data", "some/where"]).unwrap();
+        let expected = std::env::current_dir().unwrap().join("some/where");
+        assert_eq!(arguments.global.data, Some(expected));
+        assert!(Arguments::try_parse_from(["warmset", "doctor", "--data", ""]).is_err());
+    }
+
+    #[test]
+    fn limits_of_options_are_named() {
+        let refused = |line: &str| Arguments::try_parse_from(line.split_whitespace()).unwrap_err().to_string();
+        for option in ["--parallel", "--max-concurrency"] {
+            let text = refused(&format!("warmset model add a /a.gguf {option} {}", PARALLEL_MAX + 1));
+            assert!(text.contains("65 is not in 1..=64"), "{text}");
+        }
+        assert!(refused("warmset model add a /a.gguf --memory-cap 0").contains("0 bytes"));
+        for temperature in ["nan", "inf", "-1", "2.1", "warm"] {
+            let text = refused(&format!("warmset run a --temperature={temperature} hi"));
+            assert!(text.contains("must be a number from 0 to 2"), "{text}");
+        }
+        for temperature in ["0", "2", "0.7"] {
+            let line = ["warmset", "run", "a", "--temperature", temperature, "hi"];
+            assert!(Arguments::try_parse_from(line).is_ok(), "{temperature}");
+        }
     }
 }

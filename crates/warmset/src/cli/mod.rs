@@ -11,18 +11,24 @@ pub(crate) use arguments::ServeArguments;
 use crate::{data, output, output::Output, serve};
 use anyhow::Result;
 use arguments::{Arguments, Command};
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
 
 /// Exit code of a command that was refused or failed.
 const EXIT_FAILED: u8 = 1;
 
 /// Reads the command line and does what it says. Wrong usage ends the process with exit code 2.
 pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Before anything else happens in this process: an engine shuts itself in.
     if matches!(arguments.command, Command::Engine) {
         return warmset_engine::child::run();
+    }
+    if is_serve_elsewhere(&matches) {
+        let reason = "--server says where a server runs already: `warmset serve` takes --listen and --admin-listen";
+        Arguments::command().error(ErrorKind::ArgumentConflict, reason).exit();
     }
     match dispatch(arguments) {
         Ok(code) => code,
@@ -31,6 +37,12 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::from(EXIT_FAILED)
         }
     }
+}
+
+/// Whether somebody wrote `serve --server`. The environment may name a server for the other commands.
+fn is_serve_elsewhere(matches: &ArgMatches) -> bool {
+    let serve = matches.subcommand_matches("serve");
+    serve.is_some_and(|serve| serve.value_source("server") == Some(ValueSource::CommandLine))
 }
 
 fn dispatch(arguments: Arguments) -> Result<ExitCode> {
@@ -73,8 +85,38 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 /// Logs to stderr; `RUST_LOG` says what.
 fn start_log(default: &str) {
     use std::io::IsTerminal;
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let wanted = std::env::var("RUST_LOG").unwrap_or_default();
+    let filter = if wanted.is_empty() { EnvFilter::new(default) } else { filter_of(&wanted, default) };
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    // A terminal that is gone must not stop what still runs: nobody is left to read the complaint.
+    log.log_internal_errors(false).init();
+}
+
+/// What `RUST_LOG` asks for; the default if nobody can tell.
+fn filter_of(wanted: &str, default: &str) -> EnvFilter {
+    EnvFilter::try_new(wanted).unwrap_or_else(|error| {
+        output::note(&format!("warmset: RUST_LOG={wanted:?} is not understood ({error}): logging {default:?} instead"));
+        EnvFilter::new(default)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_not_told_where_a_server_runs() {
+        let elsewhere = |line: &[&str]| is_serve_elsewhere(&Arguments::command().get_matches_from(line));
+        assert!(elsewhere(&["warmset", "serve", "--server", "127.0.0.1:1"]));
+        assert!(elsewhere(&["warmset", "--server", "127.0.0.1:1", "serve"]));
+        assert!(!elsewhere(&["warmset", "serve"]));
+        assert!(!elsewhere(&["warmset", "doctor", "--server", "127.0.0.1:1"]));
+    }
+
+    #[test]
+    fn a_log_filter_that_nobody_understands_gives_way_to_the_default() {
+        assert_eq!(filter_of("warmset=debug", "info").to_string(), "warmset=debug");
+        assert_eq!(filter_of("warmset=loud", "info").to_string(), "info");
+    }
 }

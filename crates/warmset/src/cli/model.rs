@@ -11,9 +11,10 @@ use crate::{
     output::{Output, bytes_of, fields, short_digest, table, text_of},
     profile,
 };
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
 use serde_json::{Value, json};
+use std::path::Path;
 use warmset_core::worker::ModelState;
 use warmset_store::parse_source;
 
@@ -57,7 +58,7 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
         }
         ModelCommand::Unload { name } => {
             let document = server(place, "unload")?.call(Method::POST, &model_path(&name, "/unload"), None).await?;
-            output.result(&document, |document| format!("{name} is {}", text_of(document, "state")));
+            output.result(&document, unload_text);
         }
         ModelCommand::Logs { name, lines } => {
             let document = logs(place, &name, lines).await?;
@@ -100,6 +101,7 @@ fn server<'a>(place: &'a Place, what: &str) -> Result<&'a Client> {
 
 async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> Result<Value> {
     parse_name(&options.name)?;
+    refuse_directory(&options.source)?;
     match place {
         Place::Directory { library, .. } => {
             let added = library.add(&options, output.bytes_progress(&options.name)).await?;
@@ -114,6 +116,15 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
             Ok(client.call(Method::POST, "/admin/v1/models", Some(&serde_json::to_value(&options)?)).await?)
         }
     }
+}
+
+/// No engine would follow from a directory's name, which is not what is wrong with it.
+fn refuse_directory(source: &str) -> Result<()> {
+    let path = parse_source(source)?;
+    if path.is_dir() {
+        bail!("{} is a directory: give a model file in it, such as one that ends in .gguf", path.display());
+    }
+    Ok(())
 }
 
 fn absolute(source: &str) -> Result<String> {
@@ -175,8 +186,28 @@ async fn pin(place: &Place, name: &str, pin: bool, output: Output) -> Result<()>
 }
 
 async fn logs(place: &Place, name: &str, lines: usize) -> Result<Value> {
-    let client = server(place, "read logs from")?;
-    Ok(client.get(&model_path(name, &format!("/logs?lines={lines}"))).await?)
+    match place {
+        Place::Server(client) => Ok(client.get(&model_path(name, &format!("/logs?lines={lines}"))).await?),
+        Place::Directory { library, lock } => {
+            let model = library.catalog.resolve(&parse_name(name)?).await?;
+            let path = lock.root().join("logs").join(format!("{}.log", model.digest.hex()));
+            let tail = log_tail(&path, lines).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok(json!({ "name": name, "digest": model.digest, "lines": tail }))
+        }
+    }
+}
+
+/// The last lines of a log, which is bounded.
+fn log_tail(path: &Path, lines: usize) -> std::io::Result<Vec<String>> {
+    let mut tail = Vec::new();
+    for path in warmset_engine::process::log_files(path) {
+        match std::fs::read(path) {
+            Ok(text) => tail.extend(String::from_utf8_lossy(&text).lines().map(str::to_owned)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(tail.split_off(tail.len().saturating_sub(lines)))
 }
 
 async fn alias(place: &Place, command: AliasCommand, output: Output) -> Result<()> {
@@ -267,19 +298,51 @@ fn show_text(document: &Value) -> String {
         ("source", text_of(document, "source")),
         ("engine", format!("{} ({})", text_of(document, "engine"), text_of(document, "architecture"))),
         ("file", bytes_of(document, "size_bytes")),
-        (
-            "memory",
-            format!("{}, {} while loading", bytes_of(document, "steady_bytes"), bytes_of(document, "peak_bytes")),
-        ),
+        ("memory", memory_text(document)),
     ];
-    let settings =
-        ["pin", "priority", "pool", "parallel", "max_concurrency", "critical_reserve", "context_tokens", "cold"];
+    let settings = ["pin", "priority", "pool", "parallel", "max_concurrency", "critical_reserve", "cold"];
     pairs.extend(settings.map(|key| (key, text_of(document, key))));
+    let keep_alive = document["keep_alive_seconds"].as_f64();
+    pairs.extend([
+        ("context_tokens", context_text(document)),
+        ("keep_alive", keep_alive.map_or_else(|| "as long as it is worth its memory".to_owned(), format_seconds)),
+        ("memory_cap", document["memory_cap_bytes"].as_u64().map_or_else(|| "none".to_owned(), format_bytes)),
+        ("device", device_text(document)),
+    ]);
     let mut text = fields(&pairs);
     for measured in document["measurements"].as_array().into_iter().flatten() {
         text += &format!("\nmeasured on {}:\n{}", text_of(measured, "worker_type"), measurement_text(measured));
     }
     text
+}
+
+/// `~` stands before what is estimated, as in lists.
+fn memory_text(document: &Value) -> String {
+    let measured = document["measured"] == true;
+    let (mark, note) = if measured { ("", "") } else { ("~", " (estimates: it was never loaded here)") };
+    let (steady, peak) = (bytes_of(document, "steady_bytes"), bytes_of(document, "peak_bytes"));
+    format!("{mark}{steady}, {mark}{peak} while loading{note}")
+}
+
+fn context_text(document: &Value) -> String {
+    match document["context_tokens"].as_u64() {
+        Some(0) => "0 (the model's own limit, at most 4096)".to_owned(),
+        _ => text_of(document, "context_tokens"),
+    }
+}
+
+fn device_text(document: &Value) -> String {
+    match document["accelerators"].as_u64() {
+        None | Some(0) => "cpu".to_owned(),
+        Some(1) => "gpu".to_owned(),
+        Some(count) => format!("gpu:{count}"),
+    }
+}
+
+fn unload_text(document: &Value) -> String {
+    let (name, state) = (text_of(document, "name"), text_of(document, "state"));
+    let pinned = "; it is pinned, and stays out until somebody asks for it or loads it";
+    format!("{name} is {state}{}", if document["pin"] == true { pinned } else { "" })
 }
 
 fn measurement_text(document: &Value) -> String {
@@ -305,7 +368,11 @@ fn profile_text(document: &Value) -> String {
 
 fn logs_text(document: &Value) -> String {
     let lines = document["lines"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    lines.collect::<Vec<_>>().join("\n")
+    let lines: Vec<&str> = lines.collect();
+    if lines.is_empty() {
+        return format!("{} has logged nothing yet", text_of(document, "name"));
+    }
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -327,6 +394,43 @@ mod tests {
         assert!(list_text(&json!({ "models": [] })).contains("no models yet"));
         let text = show_text(&model);
         assert!(text.contains("measured on cpu-2") && text.contains("250 ms"), "{text}");
+        assert!(text.contains("~2.0 KiB, ~4.0 KiB while loading (estimates"), "{text}");
+    }
+
+    #[test]
+    fn a_model_shows_every_setting_in_words() {
+        let plain =
+            show_text(&json!({ "context_tokens": 0, "accelerators": 0, "measured": true, "steady_bytes": 1024 }));
+        for words in ["0 (the model's own limit", "as long as it is worth", "none", "cpu", " 1.0 KiB, "] {
+            assert!(plain.contains(words), "{words} in {plain}");
+        }
+        let set = json!({
+            "context_tokens": 512, "accelerators": 2, "keep_alive_seconds": 90.0, "memory_cap_bytes": 1u64 << 30,
+        });
+        let set = show_text(&set);
+        for words in ["512", "gpu:2", "90.00 s", "1.0 GiB"] {
+            assert!(set.contains(words), "{words} in {set}");
+        }
+    }
+
+    #[test]
+    fn a_pinned_model_that_is_unloaded_stays_out() {
+        let text = unload_text(&json!({ "name": "a", "state": "draining", "pin": true }));
+        assert!(text.starts_with("a is draining; it is pinned, and stays out until"), "{text}");
+        assert_eq!(unload_text(&json!({ "name": "a", "state": "absent", "pin": false })), "a is absent");
+    }
+
+    #[test]
+    fn logs_are_read_from_both_files_and_their_absence_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.log");
+        assert_eq!(log_tail(&path, 10).unwrap(), Vec::<String>::new());
+        std::fs::write(directory.path().join("x.log.1"), "one\ntwo\n").unwrap();
+        std::fs::write(&path, "three\n").unwrap();
+        assert_eq!(log_tail(&path, 2).unwrap(), ["two", "three"]);
+        assert_eq!(log_tail(&path, 10).unwrap().len(), 3);
+        assert_eq!(logs_text(&json!({ "name": "a", "lines": ["x", "y"] })), "x\ny");
+        assert_eq!(logs_text(&json!({ "name": "a", "lines": [] })), "a has logged nothing yet");
     }
 
     #[test]
@@ -334,6 +438,8 @@ mod tests {
         assert!(check(&ModelCommand::Show { name: "../x".into() }).is_err());
         assert!(check(&ModelCommand::List).is_ok());
         assert!(absolute("file://other/x").is_err());
+        assert!(refuse_directory("/").unwrap_err().to_string().contains("/ is a directory: give a model file"));
+        assert!(refuse_directory("/nonexistent/a.gguf").is_ok());
         assert!(absolute("x.gguf").unwrap().starts_with('/'));
     }
 }

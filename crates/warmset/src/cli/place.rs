@@ -7,6 +7,7 @@ use crate::{
     library::Library,
 };
 use anyhow::{Context, Result};
+use std::path::PathBuf;
 
 /// Where a command works.
 pub(crate) enum Place {
@@ -21,22 +22,43 @@ pub(crate) enum Place {
     },
 }
 
-impl Place {
-    /// Finds the place. `--server` means a server and nothing else; `--data` means that directory, through the server
+/// Where to look, before anything is opened or made.
+pub(crate) enum Sought {
+    /// A server that was named or that answers.
+    Server(Client),
+    /// A data directory, which need not exist and which a server may have.
+    Directory(PathBuf),
+}
+
+impl Sought {
+    /// `--server` means a server and nothing else; `--data` means that directory, through the server
     /// that has it if one does; without both it is the default server if it runs, else the default directory.
     pub(crate) async fn find(global: &GlobalArguments) -> Result<Self> {
         if let Some(server) = &global.server {
             return Ok(Self::Server(Client::new(server)?));
         }
-        let root = match &global.data {
-            Some(data) => data.clone(),
-            None => {
-                let client = Client::new(DEFAULT_ADMIN)?;
-                if answers(&client).await {
-                    return Ok(Self::Server(client));
-                }
-                data::default_directory()
-            }
+        if let Some(data) = &global.data {
+            return Ok(Self::Directory(data.clone()));
+        }
+        let client = Client::new(DEFAULT_ADMIN)?;
+        if answers(&client).await {
+            return Ok(Self::Server(client));
+        }
+        Ok(Self::Directory(data::default_directory()))
+    }
+}
+
+impl Place {
+    /// Finds the place and opens it.
+    pub(crate) async fn find(global: &GlobalArguments) -> Result<Self> {
+        Self::open(Sought::find(global).await?).await
+    }
+
+    /// Opens a place. A data directory that is not there is made.
+    pub(crate) async fn open(sought: Sought) -> Result<Self> {
+        let root = match sought {
+            Sought::Server(client) => return Ok(Self::Server(client)),
+            Sought::Directory(root) => root,
         };
         let locked =
             tokio::task::spawn_blocking(move || DataLock::take(&root)).await.context("the lock task ended")??;
@@ -48,9 +70,7 @@ impl Place {
             }
         }
     }
-}
 
-impl Place {
     /// Leaves the data directory tidy.
     pub(crate) async fn leave(self) {
         if let Self::Directory { library, lock } = self {

@@ -5,7 +5,8 @@ use super::{
     place::Place,
 };
 use crate::{
-    client::Client,
+    client::{CallError, Client},
+    config::units::format_bytes,
     library::parse_name,
     output::{self, Output},
 };
@@ -66,15 +67,33 @@ async fn inference(global: &GlobalArguments) -> Result<Client> {
 }
 
 fn read_pipe() -> Result<String> {
-    let mut text = String::new();
-    std::io::stdin().lock().take(PIPED_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > PIPED_BYTES_MAX {
-        bail!("the prompt has more than {PIPED_BYTES_MAX} bytes: shorten it");
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().take(PIPED_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > PIPED_BYTES_MAX {
+        bail!("the prompt has more than {}: shorten it", format_bytes(PIPED_BYTES_MAX));
     }
+    let text = utf8(bytes)?;
     if text.trim().is_empty() {
         bail!("the prompt is empty: give it as an argument or through a pipe");
     }
     Ok(text)
+}
+
+fn utf8(bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        anyhow!("the input is not UTF-8 text from its byte {} on: convert it first", valid + 1)
+    })
+}
+
+/// Says where the names are, if the server does not know this one.
+fn with_names(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(CallError::Refused { status: 404, message }) => {
+            anyhow!("{message}: see `warmset model list` for what there is")
+        }
+        _ => error,
+    }
 }
 
 impl Chat {
@@ -99,10 +118,11 @@ impl Chat {
         loop {
             output::print_text("> ");
             let line = tokio::task::spawn_blocking(|| {
-                let mut line = String::new();
-                std::io::stdin().lock().read_line(&mut line).map(|bytes| (bytes > 0).then_some(line))
+                let mut line = Vec::new();
+                std::io::stdin().lock().read_until(b'\n', &mut line).map(|bytes| (bytes > 0).then_some(line))
             });
             let Some(line) = line.await?? else { break };
+            let line = utf8(line)?;
             match line.trim() {
                 "" => {}
                 "/bye" => return Ok(()),
@@ -148,7 +168,7 @@ impl Chat {
             }
             Ok(())
         });
-        let headers = headers.await?;
+        let headers = headers.await.map_err(with_names)?;
         if !complete {
             bail!("the answer broke off: see `warmset model logs {}`", self.model);
         }
@@ -197,5 +217,15 @@ mod tests {
         assert_eq!(answer.usage["prompt_tokens"], 3);
         let error = answer.take(&json!({"error": {"message": "the engine was lost"}})).unwrap_err();
         assert_eq!(error.to_string(), "the engine was lost");
+    }
+
+    #[test]
+    fn input_that_is_no_text_and_unknown_names_are_told_apart() {
+        assert_eq!(utf8("né".into()).unwrap(), "né");
+        let error = utf8(b"abc\xff".to_vec()).unwrap_err().to_string();
+        assert!(error.contains("not UTF-8 text from its byte 4 on"), "{error}");
+        let refused = |status| with_names(CallError::Refused { status, message: "no such model".into() }.into());
+        assert!(refused(404).to_string().contains("`warmset model list`"));
+        assert_eq!(refused(503).to_string(), "no such model");
     }
 }

@@ -119,9 +119,10 @@ fn bad_sources_and_names_fail_in_one_line_and_leave_nothing() {
     place.run(&["model", "add", "a", &broken, "--engine", "synthetic"]).fails_with("host_bites");
     place.run(&["model", "add", "a", "/dev/zero", "--engine", "llama"]).fails_with("a device");
     place.run(&["model", "show", "a\u{0430}"]).fails_with("no model name");
-    for action in ["load", "unload", "logs"] {
+    for action in ["load", "unload"] {
         place.run(&["model", action, "a"]).fails_with("start `warmset serve` first");
     }
+    place.run(&["model", "logs", "a"]).fails_with("no model is named a");
     place.run(&["run", "a", "hello"]).fails_with("start `warmset serve` first");
     assert_eq!(place.path("data/store/blobs").read_dir().unwrap().count(), 0);
     assert_eq!(place.path("data/store/tmp").read_dir().unwrap().count(), 0);
