@@ -2,7 +2,7 @@
 
 use super::{
     Worker,
-    model::{Phase, Running},
+    model::{Life, Phase, Running},
     protocol::{Action, EvictionReason, Fact, StartKind},
 };
 use crate::{ids::Digest, time::Instant};
@@ -62,28 +62,29 @@ impl Worker {
 
     /// Asks an idle engine to end. Its bytes count until its process is gone.
     pub(super) fn stop(&mut self, now: Instant, digest: Digest, reason: EvictionReason, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(model) = self.models.get(&digest) else { return };
         let (Phase::Ready(life) | Phase::Draining(life, _)) = &model.phase else { return };
-        let mut life = life.clone();
-        life.since = now;
-        let generation = life.generation;
-        model.phase = Phase::Unloading { life, reason, killed: false };
-        self.threads.leave(digest);
+        let life = life.clone();
         actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
-        actions.push(Action::Stop { digest, generation });
+        actions.push(Action::Stop { digest, generation: life.generation });
+        self.begin_unload(now, digest, life, reason, false);
     }
 
     /// Ends an engine's process whatever it does. Who runs on it hears of it when the process is gone.
     pub(super) fn kill(&mut self, now: Instant, digest: Digest, reason: EvictionReason, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(model) = self.models.get(&digest) else { return };
         let Some(life) = model.phase.life().filter(|_| model.phase.has_process()) else { return };
-        let mut life = life.clone();
-        life.since = now;
-        let generation = life.generation;
-        model.phase = Phase::Unloading { life, reason, killed: true };
-        self.threads.leave(digest);
+        let life = life.clone();
         actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
-        actions.push(Action::Kill { digest, generation });
+        actions.push(Action::Kill { digest, generation: life.generation });
+        self.begin_unload(now, digest, life, reason, true);
+    }
+
+    fn begin_unload(&mut self, now: Instant, digest: Digest, life: Life, reason: EvictionReason, killed: bool) {
+        if let Some(model) = self.models.get_mut(&digest) {
+            model.phase = Phase::Unloading { life: Life { since: now, ..life }, reason, killed };
+            self.threads.leave(digest);
+        }
     }
 
     /// Gives up a load that nobody wants.
