@@ -6,10 +6,13 @@ use super::{
 };
 use crate::{
     client::{Client, model_path},
-    config::units::{format_bytes, format_seconds},
+    config::{
+        Config,
+        units::{format_bytes, format_seconds},
+    },
     library::{Library, ModelOptions, is_unknown, measurement_json, model_json, parse_name},
     output::{Output, bytes_of, fields, short_digest, table, text_of},
-    profile,
+    profile, settings,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
@@ -137,7 +140,11 @@ async fn list(place: &Place) -> Result<Value> {
         Place::Server(client) => Ok(client.get("/admin/v1/models").await?),
         Place::Directory { library, .. } => {
             let stored = library.all().await?;
-            let models: Vec<Value> = stored.iter().map(|model| model_json(model, ModelState::Absent, None)).collect();
+            let mut models = Vec::with_capacity(stored.len());
+            for model in &stored {
+                let measured = library.catalog.measurement(&model.model.digest, &worker_type()).await?;
+                models.push(model_json(model, ModelState::Absent, measured.as_ref()));
+            }
             Ok(json!({ "models": models }))
         }
     }
@@ -152,11 +159,17 @@ async fn show(place: &Place, name: &str) -> Result<Value> {
 
 async fn show_stored(library: &Library, name: &str) -> Result<Value> {
     let stored = library.get(&parse_name(name)?).await?;
-    let mut document = model_json(&stored, ModelState::Absent, None);
     let measurements = library.measurements(&stored.model.digest).await?;
+    let own = measurements.iter().find(|(kind, _)| *kind == worker_type()).map(|(_, measured)| measured);
+    let mut document = model_json(&stored, ModelState::Absent, own);
     let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
     document["measurements"] = shown.collect();
     Ok(document)
+}
+
+/// The kind of this machine, as a server without a configuration file would call it.
+fn worker_type() -> String {
+    settings::worker_type(&Config::default())
 }
 
 async fn remove(place: &Place, name: &str) -> Result<Value> {
@@ -319,7 +332,7 @@ fn show_text(document: &Value) -> String {
 /// `~` stands before what is estimated, as in lists.
 fn memory_text(document: &Value) -> String {
     let measured = document["measured"] == true;
-    let (mark, note) = if measured { ("", "") } else { ("~", " (estimates: it was never loaded here)") };
+    let (mark, note) = if measured { ("", "") } else { ("~", " (estimates: not measured here yet)") };
     let (steady, peak) = (bytes_of(document, "steady_bytes"), bytes_of(document, "peak_bytes"));
     format!("{mark}{steady}, {mark}{peak} while loading{note}")
 }
@@ -348,12 +361,16 @@ fn unload_text(document: &Value) -> String {
 fn measurement_text(document: &Value) -> String {
     let seconds = |key: &str| document[key].as_f64().map_or_else(|| "-".to_owned(), format_seconds);
     let rate = |key: &str| document[key].as_f64().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1} tokens/s"));
+    let penalty = document["first_request_penalty_seconds"].as_f64();
     fields(&[
         ("download", seconds("download_seconds")),
         ("verify", seconds("verify_seconds")),
         ("load", seconds("load_seconds")),
         ("warm-up", seconds("warm_up_seconds")),
-        ("first request", format!("{} slower", seconds("first_request_penalty_seconds"))),
+        (
+            "first request",
+            penalty.map_or_else(|| "-".to_owned(), |penalty| format!("{} slower", format_seconds(penalty))),
+        ),
         ("peak memory", bytes_of(document, "peak_bytes")),
         ("steady memory", bytes_of(document, "steady_bytes")),
         ("prefill", rate("prefill_tokens_per_second")),

@@ -159,6 +159,11 @@ fn a_model_is_profiled_without_a_server() {
     let shown = place.json(&["model", "show", "a"]);
     assert_eq!(shown["measurements"][0]["samples"], json!(1));
     assert_eq!(shown["measurements"][0]["worker_type"], profile["worker_type"]);
+    // What was measured takes the place of the estimate, here as on a server.
+    let listed = place.json(&["model", "list"])["models"][0].clone();
+    for document in [&shown, &listed] {
+        assert_eq!((&document["measured"], &document["steady_bytes"]), (&json!(true), &profile["steady_bytes"]));
+    }
 }
 
 #[test]
