@@ -10,6 +10,7 @@ mod events;
 mod measurements;
 mod migrations;
 mod models;
+mod warmth;
 
 pub use aliases::ALIASES_MAX;
 pub use catalog::Catalog;

@@ -6,7 +6,7 @@ use crate::{
     models::{digest_at, json_at, to_json},
 };
 use serde::{Deserialize, Serialize};
-use sqlx::{Row, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use warmset_core::{Digest, Footprint, worker::LoadTimings};
 
 /// Pairs of digest and worker type that are kept; the one measured longest ago goes first.
@@ -77,13 +77,8 @@ impl Catalog {
         new: &Measurement,
     ) -> Result<Measurement, CatalogError> {
         let mut transaction = self.write().await?;
-        let row = sqlx::query("SELECT * FROM measurements WHERE digest = ? AND worker_type = ?")
-            .bind(digest.to_string())
-            .bind(worker_type)
-            .fetch_optional(&mut *transaction)
-            .await?;
-        let mut merged = match row {
-            Some(row) => read_measurement(&row)?.followed_by(new),
+        let mut merged = match known(&mut transaction, digest, worker_type).await? {
+            Some(known) => known.followed_by(new),
             None => Measurement { samples: 1, ..new.clone() },
         };
         let now = unix_milliseconds();
@@ -121,13 +116,7 @@ impl Catalog {
         steady: &Footprint,
     ) -> Result<(), CatalogError> {
         let mut transaction = self.write().await?;
-        let row = sqlx::query("SELECT * FROM measurements WHERE digest = ? AND worker_type = ?")
-            .bind(digest.to_string())
-            .bind(worker_type)
-            .fetch_optional(&mut *transaction)
-            .await?;
-        let Some(row) = row else { return Ok(()) };
-        let mut known = read_measurement(&row)?;
+        let Some(mut known) = known(&mut transaction, digest, worker_type).await? else { return Ok(()) };
         known.peak = known.peak.larger(steady);
         known.steady = steady.clone();
         sqlx::query("UPDATE measurements SET figures = ? WHERE digest = ? AND worker_type = ?")
@@ -142,12 +131,7 @@ impl Catalog {
 
     /// What is known of a digest on one kind of machine.
     pub async fn measurement(&self, digest: &Digest, worker_type: &str) -> Result<Option<Measurement>, CatalogError> {
-        let row = sqlx::query("SELECT * FROM measurements WHERE digest = ? AND worker_type = ?")
-            .bind(digest.to_string())
-            .bind(worker_type)
-            .fetch_optional(&self.pool)
-            .await?;
-        row.map(|row| read_measurement(&row)).transpose()
+        known(&mut *self.pool.acquire().await?, digest, worker_type).await
     }
 
     /// All measurements with their digest and worker type.
@@ -168,6 +152,19 @@ impl Catalog {
         transaction.commit().await?;
         Ok(())
     }
+}
+
+async fn known(
+    connection: &mut SqliteConnection,
+    digest: &Digest,
+    worker_type: &str,
+) -> Result<Option<Measurement>, CatalogError> {
+    let row = sqlx::query("SELECT * FROM measurements WHERE digest = ? AND worker_type = ?")
+        .bind(digest.to_string())
+        .bind(worker_type)
+        .fetch_optional(connection)
+        .await?;
+    row.map(|row| read_measurement(&row)).transpose()
 }
 
 fn read_measurement(row: &SqliteRow) -> Result<Measurement, CatalogError> {

@@ -5,7 +5,8 @@ use sqlx::{Connection, Row, SqliteConnection};
 use std::path::Path;
 
 /// Step `i` leads from version `i` to version `i + 1`.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
 CREATE TABLE digests (
     digest TEXT NOT NULL PRIMARY KEY,
     manifest TEXT NOT NULL,
@@ -40,7 +41,18 @@ CREATE TABLE events (
     digest TEXT,
     detail TEXT NOT NULL
 ) STRICT;
-"];
+",
+    "
+CREATE TABLE warmth (
+    worker INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    asked_unix_milliseconds INTEGER NOT NULL,
+    demand_per_second REAL NOT NULL,
+    warm INTEGER NOT NULL,
+    PRIMARY KEY (worker, digest)
+) STRICT;
+",
+];
 
 /// The version this program reads and writes.
 pub const SCHEMA_VERSION: u64 = MIGRATIONS.len() as u64;

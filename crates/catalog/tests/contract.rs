@@ -3,8 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::json;
+use std::time::Duration;
 use warmset_catalog::{Catalog, CatalogError, EVENTS_MAX, Measurement, ModelSettings, NewEvent, NewModel};
-use warmset_core::{Digest, Footprint, ModelName, PoolName, Priority, gateway::ColdPolicy, worker::LoadTimings};
+use warmset_core::{
+    Digest, Footprint, ModelName, PoolName, Priority, WorkerId,
+    gateway::ColdPolicy,
+    worker::{LoadTimings, Recollection},
+};
 
 /// The one place that knows which database is tested.
 async fn open() -> (Catalog, tempfile::TempDir) {
@@ -179,4 +184,25 @@ async fn events_come_back_in_order_from_where_one_stopped_and_are_bounded() {
     let kept = catalog.events(0, u64::MAX).await.unwrap();
     assert_eq!(kept.len() as u64, EVENTS_MAX);
     assert_eq!((kept[0].id, kept.last().unwrap().id), (4, EVENTS_MAX + 3));
+}
+
+#[tokio::test]
+async fn what_is_remembered_of_a_worker_comes_back_older_and_is_replaced_whole() {
+    let (catalog, _directory) = open().await;
+    let known = |number, warm| Recollection {
+        digest: Digest([number; 32]),
+        demand_per_second: f64::from(number) / 3.0,
+        age: Duration::from_secs(3600),
+        warm,
+    };
+    let (own, other) = (WorkerId(0), WorkerId(7));
+    catalog.remember(own, &[known(1, true), known(2, false)]).await.unwrap();
+    catalog.remember(other, &[known(3, true)]).await.unwrap();
+    let back = catalog.recollections(own).await.unwrap();
+    let facts: Vec<_> = back.iter().map(|one| (one.digest, one.demand_per_second, one.warm)).collect();
+    assert_eq!(facts, [known(1, true), known(2, false)].map(|one| (one.digest, one.demand_per_second, one.warm)));
+    assert!(back.iter().all(|one| one.age >= Duration::from_secs(3600)), "{back:?}");
+    catalog.remember(own, &[]).await.unwrap();
+    assert!(catalog.recollections(own).await.unwrap().is_empty());
+    assert_eq!(catalog.recollections(other).await.unwrap().len(), 1);
 }

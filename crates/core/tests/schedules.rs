@@ -7,7 +7,7 @@ mod world;
 use std::time::Duration;
 use warmset_core::{
     Footprint, Machine, MemoryVector, PoolName, Priority, RequestId,
-    worker::{CancelCause, Event, Worker},
+    worker::{CancelCause, Event, Recollection, Worker},
 };
 use world::{Answer, Behaviour, Random, World, id, settings, spec};
 
@@ -84,6 +84,12 @@ fn any_class(random: &mut Random) -> Priority {
     Priority::ALL[usize::try_from(random.below(3)).expect("small")]
 }
 
+/// Something a worker before this one knew.
+fn recollection(number: u8) -> Recollection {
+    let demand_per_second = f64::from(number) / 10.0;
+    Recollection { digest: id(number), demand_per_second, age: Duration::from_secs(30), warm: number % 3 != 0 }
+}
+
 /// Plays one schedule; every `feed` inside checks every invariant.
 fn play(seed: u64) -> World {
     let mut random = Random(seed);
@@ -106,6 +112,8 @@ fn play(seed: u64) -> World {
             83..84 => world.feed(Event::Forget { digest: id(number) }),
             84..86 => world.feed(Event::Configure(spec(number, 1 + random.below(90)))),
             86..90 => world.run_for(Duration::from_secs(random.below(40))),
+            90..92 => world.feed(Event::PauseLifted { digest: id(number) }),
+            92..94 => world.feed(Event::Remembered { models: (number..=MODELS).map(recollection).collect() }),
             _ => {}
         }
         if random.chance(60) {

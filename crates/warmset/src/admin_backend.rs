@@ -3,7 +3,7 @@
 use crate::{
     library::{Library, ModelOptions, Stored, is_unknown, measurement_json, model_json, parse_name},
     link::StoredArtifacts,
-    profile, settings,
+    profile, settings, warmth,
 };
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -243,7 +243,9 @@ impl Server {
 
     /// Accepts nothing new, lets every accepted request end, then unloads everything and ends the worker.
     pub(crate) async fn drain_all(&self) {
-        self.draining.store(true, Ordering::Release);
+        if !self.draining.swap(true, Ordering::AcqRel) {
+            warmth::write_now(self).await;
+        }
         self.frontend.drain();
         while self.frontend.requests().await > 0 {
             tokio::time::sleep(DRAIN_PAUSE).await;

@@ -14,6 +14,7 @@ mod library;
 mod machine;
 mod profile;
 mod settings;
+mod warmth;
 
 mod admin_backend;
 mod facts;

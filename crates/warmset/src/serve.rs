@@ -9,7 +9,7 @@ use crate::{
     library::Library,
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
-    settings,
+    settings, warmth,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
@@ -195,6 +195,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
         events: server.events.clone(),
         library,
     });
+    warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
     Ok(server)
 }
 

@@ -185,8 +185,10 @@ impl RunLoop {
                 self.requests.remove_waiting(request);
             }
             Command::Ledger(answer) => {
-                // Who asked may be gone.
-                let _ = answer.send(self.recorder.machine().ledger(self.clock.now()));
+                reply(answer, self.recorder.machine().ledger(self.clock.now()));
+            }
+            Command::Recollections(answer) => {
+                reply(answer, self.recorder.machine().recollections(self.clock.now()));
             }
             Command::Memory(answer) => self.report_memory(answer),
             Command::Drain(waiter) => {
@@ -217,8 +219,7 @@ impl RunLoop {
                 self.pids.insert((digest, generation), pid);
             }
             Command::Engines(answer) => {
-                // Who asked may be gone.
-                let _ = answer.send(self.pids.iter().map(|((digest, _), pid)| (*digest, *pid)).collect());
+                reply(answer, self.pids.iter().map(|((digest, _), pid)| (*digest, *pid)).collect());
             }
             Command::LifeEnded(digest, generation, exit) => {
                 self.lives.remove(&(digest, generation));
@@ -234,8 +235,7 @@ impl RunLoop {
     fn load(&mut self, digest: Digest, waiter: oneshot::Sender<Result<(), LoadError>>) {
         if !self.models.contains_key(&digest) {
             let message = "this worker has no such model; add it first".to_owned();
-            // Who asked may be gone.
-            let _ = waiter.send(Err(LoadError { message, permanent: true }));
+            reply(waiter, Err(LoadError { message, permanent: true }));
             return;
         }
         self.happen(Event::PauseLifted { digest });
@@ -429,15 +429,13 @@ impl RunLoop {
             _ => return,
         };
         for (_, waiter) in self.load_waiters.extract_if(.., |(other, _)| *other == digest) {
-            // Who asked may be gone.
-            let _ = waiter.send(outcome.clone());
+            reply(waiter, outcome.clone());
         }
     }
 
     fn answer_unload_waiters(&mut self, digest: Digest) {
         for (_, waiter) in self.unload_waiters.extract_if(.., |(other, _)| *other == digest) {
-            // Who asked may be gone.
-            let _ = waiter.send(());
+            reply(waiter, ());
         }
     }
 
@@ -456,8 +454,7 @@ impl RunLoop {
                 Ok(bytes) => report.overhead_bytes = bytes,
                 Err(error) => tracing::warn!(%error, "the server's own memory cannot be measured"),
             }
-            // Who asked may be gone.
-            let _ = answer.send(report);
+            reply(answer, report);
         });
     }
 
@@ -522,6 +519,11 @@ fn log_fact(fact: &Fact, name: Option<&ModelName>) {
         | Fact::Grown { .. }
         | Fact::StateChanged { .. } => {}
     }
+}
+
+/// Answers somebody who may be gone.
+fn reply<T>(asker: oneshot::Sender<T>, answer: T) {
+    let _ = asker.send(answer);
 }
 
 /// Resolves at an instant; never without one.

@@ -7,7 +7,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use warmset_core::{
     Bytes, Digest, Instant, MemoryVector, Priority, RequestId, TenantId,
     inference::{Reply, Work},
-    worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory},
+    worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection},
 };
 
 /// Lines of an engine's log that one question may ask for.
@@ -65,6 +65,7 @@ pub(crate) enum Command {
     Assign(Assignment),
     Cancel(RequestId, CancelCause),
     Ledger(oneshot::Sender<Vec<LedgerLine>>),
+    Recollections(oneshot::Sender<Vec<Recollection>>),
     Memory(oneshot::Sender<MemoryReport>),
     Drain(oneshot::Sender<()>),
     /// An event that needs nothing else done.
@@ -144,6 +145,18 @@ impl AgentHandle {
         let (sender, receiver) = oneshot::channel();
         self.send(Command::Ledger(sender));
         receiver.await.map_err(|_| AgentGone)
+    }
+
+    /// What there is to remember over a restart.
+    pub async fn recollections(&self) -> Result<Vec<Recollection>, AgentGone> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(Command::Recollections(sender));
+        receiver.await.map_err(|_| AgentGone)
+    }
+
+    /// Gives back what was remembered: what was in memory comes back as far as there is room.
+    pub fn remember(&self, models: Vec<Recollection>) {
+        self.send(Command::Event(Event::Remembered { models }));
     }
 
     /// The ledger in sums.

@@ -15,6 +15,19 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// A demand that was read back as `per_second` some time ago.
+    pub fn remembered(now: Instant, half_life: Duration, per_second: f64, age: Duration) -> Self {
+        let half_life_seconds = half_life.as_secs_f64();
+        let known = if per_second.is_finite() { per_second.max(0.0) } else { 0.0 };
+        let count = known * half_life_seconds / core::f64::consts::LN_2;
+        Self { count: count * libm::exp2(-age.as_secs_f64() / half_life_seconds.max(1e-9)), at: now }
+    }
+
+    /// When the last request came, or it was remembered.
+    pub fn last(&self) -> Instant {
+        self.at
+    }
+
     /// One more request at `now`.
     pub fn note(&mut self, now: Instant, half_life: Duration) {
         self.add(now, half_life, 1.0);
@@ -53,6 +66,17 @@ mod tests {
         }
         let rate = demand.per_second_at(Instant::after(Duration::from_secs(19_999)), HALF_LIFE);
         assert!((rate - 1.0).abs() < 0.01, "{rate}");
+    }
+
+    #[test]
+    fn what_is_remembered_has_decayed_meanwhile() {
+        let now = Instant::after(Duration::from_secs(50));
+        let demand = Demand::remembered(now, HALF_LIFE, 0.5, HALF_LIFE * 2);
+        assert!((demand.per_second_at(now, HALF_LIFE) - 0.125).abs() < 1e-12);
+        for nonsense in [f64::NAN, f64::INFINITY, -1.0] {
+            let demand = Demand::remembered(now, HALF_LIFE, nonsense, Duration::ZERO);
+            assert!(demand.per_second_at(now, HALF_LIFE).abs() < 1e-12, "{nonsense}");
+        }
     }
 
     #[test]

@@ -5,13 +5,13 @@ use super::{
     model::{Model, Phase, Waiter},
     protocol::{
         Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LoadError, LoadTimings,
-        ModelSpec, Rejection,
+        ModelSpec, Recollection, Rejection,
     },
 };
 use crate::{
     ids::{Digest, Priority, RequestId},
     memory::Footprint,
-    residency::Charge,
+    residency::{Charge, Demand},
     time::Instant,
 };
 use alloc::{
@@ -27,6 +27,7 @@ impl Worker {
             Event::Configure(spec) => self.configure(spec),
             Event::Forget { digest } => self.forget(digest, actions),
             Event::LoadWanted { digest } => self.want(digest),
+            Event::Remembered { models } => self.remember(now, &models),
             Event::PauseLifted { digest } => {
                 if let Some(model) = self.models.get_mut(&digest) {
                     model.forgive();
@@ -108,9 +109,19 @@ impl Worker {
         }
     }
 
+    fn remember(&mut self, now: Instant, models: &[Recollection]) {
+        let half_life = self.settings.demand_half_life;
+        for Recollection { digest, demand_per_second, age, warm } in models {
+            let Some(model) = self.models.get_mut(digest) else { continue };
+            model.demand = Demand::remembered(now, half_life, *demand_per_second, *age);
+            model.restore = *warm && model.phase == Phase::Absent;
+            self.active.insert(*digest);
+        }
+    }
+
     fn unwant(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
-        (model.wanted, model.unwanted) = (false, true);
+        (model.wanted, model.restore, model.unwanted) = (false, false, true);
         match model.phase {
             Phase::Ready(_) => self.begin_drain(now, digest, EvictionReason::Requested, actions),
             Phase::Verifying(_) | Phase::Loading(_) if model.waiting.is_empty() => {
@@ -194,7 +205,8 @@ impl Worker {
     /// A load that nobody waits for any more is given up, once: a second impatient caller finds it finished.
     fn give_up_unwanted_load(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
-        let kept = model.wanted || model.spec.pin || model.load_outlives_callers || model.abandoned_last;
+        let kept =
+            model.wanted || model.restore || model.spec.pin || model.load_outlives_callers || model.abandoned_last;
         if model.phase.is_loading() && model.waiting.is_empty() && !kept {
             model.abandoned_last = true;
             self.abandon_load(now, digest, EvictionReason::Abandoned, actions);
@@ -245,7 +257,8 @@ impl Worker {
         life.protected_until = now + protection;
         life.promised = u32::try_from(model.waiting.len()).unwrap_or(u32::MAX);
         model.phase = Phase::Ready(life);
-        (model.wanted, model.load_outlives_callers, model.abandoned_last) = (false, false, false);
+        (model.wanted, model.restore) = (false, false);
+        (model.load_outlives_callers, model.abandoned_last) = (false, false);
         let measured_before = model.spec.measured;
         let seconds = timings.total_seconds();
         model.spec.rewarm_seconds = if measured_before { (model.spec.rewarm_seconds + seconds) / 2.0 } else { seconds };
@@ -287,7 +300,7 @@ impl Worker {
         let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
         let Some(model) = self.models.get_mut(&digest) else { return };
         let retry_after = model.backoff.load_failed(now, error.clone(), first, max);
-        (model.wanted, model.load_outlives_callers) = (false, false);
+        (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
         actions.push(Action::Tell(Fact::LoadRefused { digest, error: error.clone(), retry_after }));
         self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
     }
@@ -416,7 +429,7 @@ impl Worker {
         for digest in digests {
             self.reject_waiting(digest, &Rejection::Draining, actions);
             if let Some(model) = self.models.get_mut(&digest) {
-                (model.wanted, model.unwanted) = (false, true);
+                (model.wanted, model.restore, model.unwanted) = (false, false, true);
                 if model.phase != Phase::Absent {
                     self.active.insert(digest);
                 }

@@ -16,7 +16,7 @@ mod view;
 pub use invariants::Violation;
 pub use protocol::{
     Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LedgerLine, LoadError, LoadTimings,
-    ModelSpec, ModelState, Rejection, Settings, StartKind,
+    ModelSpec, ModelState, Recollection, Rejection, Settings, StartKind,
 };
 pub use view::PoolMemory;
 

@@ -122,6 +122,8 @@ pub(super) struct Model {
     pub(super) evicted_at: Option<Instant>,
     /// Somebody asked for it without a request.
     pub(super) wanted: bool,
+    /// It was in memory before the worker was started: it comes back if that costs nobody anything.
+    pub(super) restore: bool,
     /// Somebody asked for it to be out; holds a pin back until it is wanted again.
     pub(super) unwanted: bool,
     /// A caller's deadline passed during the load: the load goes on for the next one.
@@ -148,6 +150,7 @@ impl Model {
             last_used: None,
             evicted_at: None,
             wanted: false,
+            restore: false,
             unwanted: false,
             load_outlives_callers: false,
             abandoned_last: false,
@@ -156,10 +159,15 @@ impl Model {
         }
     }
 
-    /// A load is due: somebody waits, asked for it, or it is pinned.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    /// Somebody waits for it, asked for it, or it is pinned.
+    pub(super) fn is_asked_for(&self) -> bool {
         let pinned = self.spec.pin && !self.unwanted;
-        let asked = !self.waiting.is_empty() || self.wanted || pinned;
+        !self.waiting.is_empty() || self.wanted || pinned
+    }
+
+    /// A load is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let asked = self.is_asked_for() || self.restore;
         self.phase == Phase::Absent && asked && !self.forgotten && self.backoff.paused(now).is_none()
     }
 

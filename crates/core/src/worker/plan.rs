@@ -9,13 +9,13 @@ use super::{
     protocol::{Action, EvictionReason, Fact, Generation, LoadError, Rejection},
 };
 use crate::{
-    ids::{Digest, PoolName, Priority, RequestId},
+    ids::{Digest, PoolName, Priority},
     memory::{Footprint, HOST, MemoryVector},
-    residency::{Charge, Held, Placement, Problem, Standing, held_bytes, place},
+    residency::{Charge, Held, Placement, Problem, Standing, held_bytes, place, worth},
     time::Instant,
 };
 use alloc::{string::ToString, vec, vec::Vec};
-use core::time::Duration;
+use core::{cmp::Reverse, time::Duration};
 
 /// A model reloaded right after an eviction stays for this many times its load time (or `minimum_residency`, if that
 /// is less): so that a pool that is too small spends at most a fifth of its time loading.
@@ -44,12 +44,17 @@ impl Worker {
                 self.refuse_hopeless(digest, actions);
                 continue;
             }
+            let asked = model.is_asked_for();
             let footprint = self.peak_to_plan(model);
             let pool = model.spec.pool.clone();
             if let Some(model) = self.models.get_mut(&digest) {
                 model.impossible = false;
             }
             match self.find_place(now, digest, &pool, &footprint, &claims) {
+                Some((placement, _)) if !asked && placement.fits_now && placement.victims.is_empty() => {
+                    self.begin_load(now, digest, &pool, &footprint, placement.accelerators, actions);
+                }
+                _ if !asked => self.give_up_restoring(digest, &pool),
                 Some((placement, reach)) => {
                     self.make_room(now, &placement, reach, actions);
                     if placement.fits_now {
@@ -63,14 +68,33 @@ impl Worker {
         }
     }
 
-    /// Due models in the order in which they are served: class, then longest waiting, then identity.
+    /// A model that nobody asks for comes back only into memory that is free. While another load holds its peak, or
+    /// somebody is on the way out, there may be more in a moment.
+    fn give_up_restoring(&mut self, digest: Digest, pool: &PoolName) {
+        let moving = |model: &Model| model.phase.is_loading() || model.phase.is_leaving();
+        let active = self.active.iter().filter_map(|other| self.models.get(other));
+        let in_motion = active.filter(|other| moving(other)).any(|other| other.spec.pool == *pool);
+        if let Some(model) = self.models.get_mut(&digest) {
+            model.restore = in_motion;
+        }
+    }
+
+    /// Due models in the order in which they are served: those asked for by class, then longest waiting; then what was
+    /// here before a restart; of equals the one that is worth most, then by identity.
     fn due_models(&self, now: Instant) -> Vec<Digest> {
-        let mut due: Vec<(Priority, (Instant, RequestId), Digest)> = self
+        let half_life = self.settings.demand_half_life;
+        let mut due: Vec<_> = self
             .active
             .iter()
             .filter_map(|digest| self.models.get(digest))
             .filter(|model| !self.draining && model.is_due(now))
-            .map(|model| (model.class(), model.first_in_line(), model.spec.digest))
+            .map(|model| {
+                let worth = worth(model.loss(now, half_life), 1.0, model.spec.steady.total_bytes());
+                // The bits of numbers that are not negative are in their order.
+                let least_worth_last = Reverse(worth.to_bits());
+                let order = (!model.is_asked_for(), model.class(), model.first_in_line());
+                (order, least_worth_last, model.spec.digest)
+            })
             .collect();
         due.sort_unstable();
         due.into_iter().map(|(_, _, digest)| digest).collect()
@@ -266,7 +290,7 @@ impl Worker {
         }
         if let Some(model) = self.models.get_mut(&digest) {
             model.impossible |= untold;
-            (model.wanted, model.load_outlives_callers) = (false, false);
+            (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
         }
     }
 

@@ -74,6 +74,19 @@ pub struct LoadError {
     pub permanent: bool,
 }
 
+/// How often a model is asked for, and whether that keeps it warm.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Recollection {
+    /// The model.
+    pub digest: Digest,
+    /// Requests per second, decayed, when it was last asked for.
+    pub demand_per_second: f64,
+    /// How long ago that was.
+    pub age: Duration,
+    /// Whether it is in memory and not on its way out.
+    pub warm: bool,
+}
+
 /// Why an engine process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
@@ -115,6 +128,9 @@ pub enum Event {
     Forget { digest: Digest },
     /// Somebody wants it loaded, without a request (admin, pin, prewarm).
     LoadWanted { digest: Digest },
+    /// What another worker, most likely this one before a restart, knew of its models. Those that it had in memory come
+    /// back in the order of their worth as long as there is room for them.
+    Remembered { models: Vec<Recollection> },
     /// Whatever made its last load fail may be mended: the next one is tried at once.
     PauseLifted { digest: Digest },
     /// Somebody wants it unloaded as soon as it is idle.

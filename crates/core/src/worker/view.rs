@@ -3,7 +3,7 @@
 use super::{
     Worker,
     model::{Model, Phase},
-    protocol::LedgerLine,
+    protocol::{LedgerLine, Recollection},
 };
 use crate::{
     ids::PoolName,
@@ -37,6 +37,18 @@ pub struct PoolMemory {
 }
 
 impl Worker {
+    /// What there is to remember of every model that was ever asked for or is in memory.
+    pub fn recollections(&self, now: Instant) -> Vec<Recollection> {
+        let half_life = self.settings.demand_half_life;
+        let all = self.models.values().filter(|model| !model.forgotten).map(|model| Recollection {
+            digest: model.spec.digest,
+            demand_per_second: model.demand.per_second_at(model.demand.last(), half_life),
+            age: now.since(model.demand.last()),
+            warm: model.restore || matches!(model.phase, Phase::Ready(_)),
+        });
+        all.filter(|model| model.warm || model.demand_per_second > 0.0).collect()
+    }
+
     /// Who holds which bytes, and who waits: one line for each model that is not merely catalogued.
     pub fn ledger(&self, now: Instant) -> Vec<LedgerLine> {
         let active = self.active.iter().filter_map(|digest| self.models.get(digest));

@@ -73,6 +73,7 @@ pub(crate) struct SliceOptions {
 /// `[residency]`
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct ResidencyOptions {
+    pub(crate) restore: Option<bool>,
     pub(crate) minimum_seconds: Option<Duration>,
     pub(crate) priority_protection_seconds: Option<Duration>,
     pub(crate) demand_half_life_seconds: Option<Duration>,
@@ -187,6 +188,7 @@ fn read_slice(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Slice
 
 fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> ResidencyOptions {
     let options = ResidencyOptions {
+        restore: section.take(reader, "restore", reader::boolean),
         minimum_seconds: section.take(reader, "minimum_seconds", reader::duration),
         priority_protection_seconds: section.take(reader, "priority_protection_seconds", reader::duration),
         demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::positive_duration),

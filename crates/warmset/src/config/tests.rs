@@ -34,6 +34,7 @@ fn every_key_is_read() {
         slices = [{ name = "small", memory = "512MiB" }]
 
         [residency]
+        restore = false
         minimum_seconds = 1.5
         priority_protection_seconds = 2
         demand_half_life_seconds = 300
@@ -70,6 +71,7 @@ fn every_key_is_read() {
     assert_eq!((config.worker.memory, config.worker.reserve), (Some(2 << 30), Some(1000)));
     assert_eq!(config.worker.slices, [SliceOptions { name: "small".into(), memory: 512 << 20 }]);
     assert_eq!(config.residency.minimum_seconds, Some(Duration::from_millis(1500)));
+    assert_eq!(config.residency.restore, Some(false));
     assert_eq!(config.devices, [DeviceOptions { id: "gpu0".into(), memory: 80 << 30, reserve: 1 << 30 }]);
     let model = &config.models[0];
     assert_eq!((model.engine, model.pin), (Some(EngineKind::Synthetic), Some(true)));

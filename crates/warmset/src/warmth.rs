@@ -1,0 +1,87 @@
+//! The warm set over a restart: what was in memory and how often it was asked for goes into the catalog, and from there
+//! back to the worker.
+
+use crate::admin_backend::Server;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+use warmset_core::{Digest, worker::Recollection};
+
+/// How often the worker is asked what there is to remember.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often demand alone is written; a change of what is in memory is written when it is seen.
+const DEMAND_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Gives the worker what was remembered (if that is wanted) and remembers from now on.
+pub(crate) async fn follow(server: Arc<Server>, restore: bool) {
+    match server.library.catalog.recollections(server.worker).await {
+        Ok(mut models) => {
+            models.iter_mut().for_each(|model| model.warm &= restore);
+            server.agent.remember(models);
+        }
+        Err(error) => tracing::warn!("what was warm before is not known: {error}"),
+    }
+    tokio::spawn(async move { keep(&server).await });
+}
+
+async fn keep(server: &Server) {
+    let (mut written, mut written_at) = (Vec::new(), Instant::now());
+    let mut ticks = tokio::time::interval(LOOK_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Ok(models) = server.agent.recollections().await else { return };
+        // What was told before the drain began is of before the drain: nothing has left for it yet.
+        if server.draining.load(Ordering::Acquire) {
+            return;
+        }
+        let due =
+            warm(&models) != warm(&written) || (unlike(&models, &written) && written_at.elapsed() >= DEMAND_INTERVAL);
+        if due {
+            write(server, &models).await;
+            (written, written_at) = (models, Instant::now());
+        }
+    }
+}
+
+/// Writes what there is to remember now, before a drain empties the memory.
+pub(crate) async fn write_now(server: &Server) {
+    if let Ok(models) = server.agent.recollections().await {
+        write(server, &models).await;
+    }
+}
+
+async fn write(server: &Server, models: &[Recollection]) {
+    if let Err(error) = server.library.catalog.remember(server.worker, models).await {
+        tracing::warn!("what is warm cannot be written down for the next start: {error}");
+    }
+}
+
+fn warm(models: &[Recollection]) -> Vec<Digest> {
+    models.iter().filter(|model| model.warm).map(|model| model.digest).collect()
+}
+
+/// Whether anything but the age of what is known has changed.
+fn unlike(one: &[Recollection], other: &[Recollection]) -> bool {
+    let known = |models: &[Recollection]| -> Vec<(Digest, u64)> {
+        models.iter().map(|model| (model.digest, model.demand_per_second.to_bits())).collect()
+    };
+    known(one) != known(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_older_is_no_news() {
+        let known = |demand_per_second, seconds, warm| {
+            [Recollection { digest: Digest([1; 32]), demand_per_second, age: Duration::from_secs(seconds), warm }]
+        };
+        assert!(!unlike(&known(0.5, 1, true), &known(0.5, 9, true)));
+        assert!(unlike(&known(0.5, 1, true), &known(0.6, 1, true)) && unlike(&known(0.5, 1, true), &[]));
+        assert_eq!(warm(&known(0.5, 1, true)), [Digest([1; 32])]);
+        assert_eq!(warm(&known(0.5, 1, false)), []);
+    }
+}
