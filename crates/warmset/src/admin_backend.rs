@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -48,6 +49,8 @@ pub(crate) struct Server {
     pub(crate) pools: Vec<PoolName>,
     /// Where inference is served.
     pub(crate) listen: String,
+    /// Where catalog, store and logs are, on this machine.
+    pub(crate) data: PathBuf,
     pub(crate) draining: AtomicBool,
 }
 
@@ -200,7 +203,7 @@ impl Server {
             "draining": self.draining.load(Ordering::Acquire),
             "memory": self.memory_json(&memory), "engines": engines.collect::<Vec<_>>(),
         });
-        Ok(json!({ "listen": self.listen, "workers": [worker] }))
+        Ok(json!({ "listen": self.listen, "data": self.data, "workers": [worker] }))
     }
 
     async fn ledger_document(&self) -> Result<Value> {

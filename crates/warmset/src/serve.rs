@@ -183,6 +183,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
         tiers: std::iter::once("host".to_owned()).chain(devices).collect(),
         pools: pools(&plan.settings),
         listen: listen.to_string(),
+        data: root.to_path_buf(),
         draining: AtomicBool::new(false),
     });
     server.publish().await?;

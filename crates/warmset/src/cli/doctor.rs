@@ -16,7 +16,11 @@ use crate::{
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use warmset_core::Bytes;
 use warmset_engine::process::{Launcher, SpawnOptions};
 use warmset_store::{ManifestFile, path_in};
@@ -102,12 +106,15 @@ async fn server(client: &Client, global: &GlobalArguments) -> Vec<Check> {
     let models = listed(&models);
     let detail = format!("answers at {}, {}", client.authority(), count(models.len(), "model"));
     let mut checks = vec![memory(pool_of(&workers)), Check::ok("server", detail)];
-    let root = global.data.clone().unwrap_or_else(data::default_directory);
+    // Not by its name alone: the server may be on another machine, which has a directory of that name too.
+    let said = workers["data"].as_str().map(PathBuf::from);
+    let root = global.data.clone().or(said).unwrap_or_else(data::default_directory);
     if data::server_of(&root).is_some_and(|address| is_same(&address, client.authority())) {
         checks.push(space(&root));
         checks.extend(artifacts(&root, &models));
     } else {
-        let detail = "the server's data directory is not known here: give it with --data to have its files looked at";
+        let detail =
+            format!("{} is not this server's: run doctor where the server runs, or give --data", root.display());
         checks.push(Check::warning(ARTIFACTS, detail));
     }
     checks

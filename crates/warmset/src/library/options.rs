@@ -95,6 +95,9 @@ fn check(settings: &ModelSettings) -> Result<(), String> {
     if settings.context_tokens > CONTEXT_TOKENS_MAX {
         return Err(format!("context_tokens must be at most {CONTEXT_TOKENS_MAX}"));
     }
+    if settings.memory_cap_bytes == Some(0) {
+        return Err("memory_cap must be more than 0: leave it out for the whole pool".to_owned());
+    }
     if settings.accelerators > ACCELERATORS_MAX {
         return Err(format!("a model can use at most {ACCELERATORS_MAX} accelerators"));
     }
@@ -193,6 +196,7 @@ mod tests {
         assert!(refused(ModelOptions { critical_reserve: Some(4), ..base() }).contains("critical_reserve"));
         assert!(refused(ModelOptions { pool: Some("a/b".into()), ..base() }).contains("pool"));
         assert!(refused(ModelOptions { keep_alive_seconds: Some(-1.0), ..base() }).contains("keep_alive"));
+        assert!(refused(ModelOptions { memory_cap_bytes: Some(0), ..base() }).contains("memory_cap"));
         assert!(refused(ModelOptions { accelerators: Some(1000), ..base() }).contains("accelerators"));
         assert!(refused(ModelOptions { context_tokens: Some(u32::MAX), ..base() }).contains("context_tokens"));
     }

@@ -10,7 +10,7 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("warmset-engine", &["warmset-core"]),
     ("warmset-store", &["warmset-core"]),
     ("warmset-catalog", &["warmset-core"]),
-    ("warmset-gateway", &["warmset-core", "warmset-catalog"]),
+    ("warmset-gateway", &["warmset-core"]),
     ("warmset-worker", &["warmset-core", "warmset-engine", "warmset-store"]),
     (
         "warmset",
