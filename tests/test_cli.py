@@ -171,9 +171,11 @@ def test_doctor_looks_at_the_files_of_models_with_and_without_a_server(tmp_path)
         assert "the server's pool takes 300.0 MiB, 64.0 MiB of it reserved" in checks["memory"][0]["detail"]
         assert "1 file of 1 model" in checks["artifacts"][0]["detail"]
         assert checks["server"][0]["detail"].endswith("1 model")
-        # A server whose directory is not known here: said, not guessed.
+        # The server says where its files are; a directory that is another's is said, not guessed.
+        alone = run_command(["doctor", "--json", "--server", server.admin_address])
+        assert "1 file of 1 model" in alone.stdout
         elsewhere = run_command(["doctor", "--json", "--server", server.admin_address, "--data", str(tmp_path / "other")])
-        assert "not known here" in elsewhere.stdout and not (tmp_path / "other").exists()
+        assert "is not this server's" in elsewhere.stdout and not (tmp_path / "other").exists()
     assert "1 file of 1 model" in doctor()["artifacts"][0]["detail"]
     [blob] = (server.data / "store" / "blobs").iterdir()
     whole = blob.read_bytes()

@@ -87,7 +87,12 @@ fn any_class(random: &mut Random) -> Priority {
 /// Something a worker before this one knew.
 fn recollection(number: u8) -> Recollection {
     let demand_per_second = f64::from(number) / 10.0;
-    Recollection { digest: id(number), demand_per_second, age: Duration::from_secs(30), warm: number % 3 != 0 }
+    Recollection {
+        digest: id(number),
+        demand_per_second,
+        age: Duration::from_secs(30),
+        warm: !number.is_multiple_of(3),
+    }
 }
 
 /// Plays one schedule; every `feed` inside checks every invariant.
