@@ -43,7 +43,7 @@ pub enum CatalogError {
     },
     /// The file is not a sound SQLite database.
     #[error(
-        "the catalog {path} is damaged ({reason}): stop warmset, then restore the file from a backup, or repair it with `sqlite3 {path} .recover | sqlite3 repaired.db`, or move it away and add the models again (artifacts stay)",
+        "the catalog {path} is damaged ({reason}): stop warmset, then restore the file from a backup, or repair it with `sqlite3 {path} .recover | sqlite3 repaired.db`, or move it away and add the models again before any is removed (a removal deletes files that no model refers to)",
         path = path.display()
     )]
     Damaged {
