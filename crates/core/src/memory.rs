@@ -89,6 +89,7 @@ impl Footprint {
     pub fn total_bytes(&self) -> Bytes {
         self.private_host_bytes + self.shared_host_bytes + self.accelerator_bytes.iter().sum::<Bytes>()
     }
+
     /// The greater of both in every place.
     pub fn larger(&self, other: &Self) -> Self {
         let accelerators = MemoryVector(self.accelerator_bytes.clone());

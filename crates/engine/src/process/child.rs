@@ -324,7 +324,7 @@ impl Reaper {
         match status.code() {
             Some(0) if self.shared.stop_asked.load(Ordering::SeqCst) => Exit::Stopped,
             Some(code) if code == i32::from(EXIT_OUT_OF_MEMORY) => {
-                Exit::Crashed("this machine is out of memory".into())
+                Exit::Crashed("it got no more memory; its log says for what (`warmset model logs`)".into())
             }
             Some(code) => Exit::Crashed(format!("exit code {code}")),
             None => Exit::Crashed(status.to_string()),
