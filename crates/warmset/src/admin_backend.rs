@@ -1,9 +1,10 @@
 //! What administrators can do, over catalog, store, worker and gateway.
 
 use crate::{
-    library::{Library, ModelOptions, Stored, is_unknown, measurement_json, model_json, parse_name},
     link::StoredArtifacts,
-    profile, settings, warmth,
+    profile,
+    repository::{ModelOptions, Repository, Stored, is_unknown, measurement_json, model_json, parse_name},
+    settings, warmth,
 };
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ const DRAIN_PAUSE: Duration = Duration::from_millis(20);
 
 /// One server: everything the admin routes work on.
 pub(crate) struct Server {
-    pub(crate) library: Arc<Library>,
+    pub(crate) repository: Arc<Repository>,
     pub(crate) artifacts: Arc<StoredArtifacts>,
     pub(crate) agent: AgentHandle,
     pub(crate) frontend: Frontend,
@@ -57,7 +58,7 @@ pub(crate) struct Server {
 impl Server {
     /// What was measured on this kind of machine, by digest.
     async fn measured(&self) -> Result<BTreeMap<Digest, Measurement>> {
-        let all = self.library.catalog.measurements().await?;
+        let all = self.repository.catalog.measurements().await?;
         let own = all.into_iter().filter(|(_, kind, _)| *kind == self.worker_type);
         Ok(own.map(|(digest, _, measurement)| (digest, measurement)).collect())
     }
@@ -65,7 +66,7 @@ impl Server {
     /// Lets the gateway's names mean what the catalog says.
     pub(crate) async fn publish(&self) -> Result<()> {
         let measured = self.measured().await?;
-        let entries = self.library.all().await?.into_iter().map(|stored| Entry {
+        let entries = self.repository.all().await?.into_iter().map(|stored| Entry {
             route: settings::route(&stored, measured.get(&stored.model.digest)),
             created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
             aliases: stored.model.aliases,
@@ -78,7 +79,7 @@ impl Server {
     async fn configure(&self, stored: &Stored) -> Result<()> {
         let digest = stored.model.digest;
         self.artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
-        let measured = self.library.catalog.measurement(&digest, &self.worker_type).await?;
+        let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
         self.agent.configure(settings::model_config(stored, measured.as_ref())?);
         Ok(())
     }
@@ -91,9 +92,9 @@ impl Server {
 
     /// A model as it is now, with every measurement.
     async fn document(&self, name: &ModelName) -> Result<Value> {
-        let stored = self.library.get(name).await?;
+        let stored = self.repository.get(name).await?;
         let lines = self.lines().await?;
-        let measurements = self.library.measurements(&stored.model.digest).await?;
+        let measurements = self.repository.measurements(&stored.model.digest).await?;
         let own = measurements.iter().find(|(kind, _)| *kind == self.worker_type).map(|(_, measurement)| measurement);
         let mut document = with_line(&stored, lines.get(&stored.model.digest), own);
         let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
@@ -103,7 +104,7 @@ impl Server {
 
     async fn list(&self) -> Result<Value> {
         let (measured, lines) = (self.measured().await?, self.lines().await?);
-        let stored = self.library.all().await?;
+        let stored = self.repository.all().await?;
         let models = stored.iter().map(|stored| {
             let digest = &stored.model.digest;
             with_line(stored, lines.get(digest), measured.get(digest))
@@ -114,11 +115,11 @@ impl Server {
     async fn add(&self, body: Value) -> Result<Value> {
         let options: ModelOptions =
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
-        let checked = options.check_pool(&self.pools).and_then(|()| options.check_accelerators(self.tiers.len() - 1));
-        checked.map_err(|reason| anyhow!(reason))?;
-        let added = self.library.add(&options, Box::new(|_, _| {})).await?;
+        // The first tier is the host.
+        options.check_place(&self.pools, self.tiers.len() - 1).map_err(|reason| anyhow!(reason))?;
+        let added = self.repository.add(&options, Box::new(|_, _| {})).await?;
         let name = added.model.name;
-        self.configure(&self.library.get(&name).await?).await?;
+        self.configure(&self.repository.get(&name).await?).await?;
         // Its files may have been gone or damaged: they are there now.
         self.agent.lift_pause(added.model.digest);
         self.publish().await?;
@@ -128,7 +129,7 @@ impl Server {
     }
 
     async fn remove(&self, name: &ModelName) -> Result<Value> {
-        let model = self.library.remove(name).await?;
+        let model = self.repository.remove(name).await?;
         // First no name leads to it, then it drains.
         self.publish().await?;
         self.agent.forget(model.digest);
@@ -137,13 +138,13 @@ impl Server {
     }
 
     async fn pin(&self, name: &ModelName, pin: bool) -> Result<Value> {
-        let model = self.library.pin(name, pin).await?;
-        self.configure(&self.library.get(&model.name).await?).await?;
+        let model = self.repository.pin(name, pin).await?;
+        self.configure(&self.repository.get(&model.name).await?).await?;
         self.document(&model.name).await
     }
 
     async fn load(&self, name: &ModelName, wait: bool) -> Result<Value> {
-        let digest = self.library.catalog.resolve(name).await?.digest;
+        let digest = self.repository.catalog.resolve(name).await?.digest;
         if wait {
             self.agent.load(digest).await.map_err(|error| anyhow!("{name} cannot be loaded: {}", error.message))?;
         } else {
@@ -154,12 +155,12 @@ impl Server {
     }
 
     async fn unload(&self, name: &ModelName) -> Result<Value> {
-        self.agent.unload(self.library.catalog.resolve(name).await?.digest).await?;
+        self.agent.unload(self.repository.catalog.resolve(name).await?.digest).await?;
         self.document(name).await
     }
 
     async fn logs(&self, name: &ModelName, lines: usize) -> Result<Value> {
-        let digest = self.library.catalog.resolve(name).await?.digest;
+        let digest = self.repository.catalog.resolve(name).await?.digest;
         let agent = self.agent.clone();
         let tail = tokio::task::spawn_blocking(move || agent.log_tail(&digest, lines)).await??;
         Ok(json!({ "name": name, "digest": digest, "lines": tail }))
@@ -169,9 +170,9 @@ impl Server {
         match action {
             "alias" => self.alias(name, body).await,
             "profile" => {
-                let stored = self.library.get(name).await?;
+                let stored = self.repository.get(name).await?;
                 let measured = profile::measure(&self.agent, &stored).await?;
-                profile::store(&self.library, &stored, &self.worker_type, &measured).await
+                profile::store(&self.repository, &stored, &self.worker_type, &measured).await
             }
             _ => Err(NoSuchAction(action.to_owned()).into()),
         }
@@ -181,9 +182,9 @@ impl Server {
         let Some(text) = body["alias"].as_str() else { return Err(anyhow!("the body must name an alias")) };
         let alias = parse_name(text)?;
         if body["remove"] == true {
-            self.library.catalog.remove_alias(&alias).await?;
+            self.repository.catalog.remove_alias(&alias).await?;
         } else {
-            self.library.catalog.add_alias(&alias, &self.library.catalog.resolve(name).await?.name).await?;
+            self.repository.catalog.add_alias(&alias, &self.repository.catalog.resolve(name).await?.name).await?;
         }
         self.publish().await?;
         Ok(json!({ "alias": alias }))

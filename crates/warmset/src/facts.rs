@@ -1,7 +1,7 @@
 //! What the worker tells, passed on: to the gateway, to metrics, to listeners, and (in batches, never in the way of
 //! anything) to the catalog.
 
-use crate::library::Library;
+use crate::repository::Repository;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::{broadcast::error::RecvError, mpsc};
@@ -29,14 +29,14 @@ pub(crate) struct Listeners {
     pub(crate) agent: AgentHandle,
     pub(crate) frontend: Frontend,
     pub(crate) events: Arc<EventLog>,
-    pub(crate) library: Arc<Library>,
+    pub(crate) repository: Arc<Repository>,
 }
 
 /// Passes facts on until the worker has ended.
 pub(crate) fn follow(listeners: Listeners) {
     let Some(mut facts) = listeners.agent.facts() else { return };
     let (writes, waiting) = mpsc::channel(WRITES_WAITING_MAX);
-    tokio::spawn(write(listeners.library.clone(), listeners.worker_type.clone(), waiting));
+    tokio::spawn(write(listeners.repository.clone(), listeners.worker_type.clone(), waiting));
     tokio::spawn(async move {
         // What was told before anybody listened.
         listeners.resynchronise().await;
@@ -99,7 +99,7 @@ fn queue(writes: &mpsc::Sender<Write>, write: Write) {
 }
 
 /// Writes to the catalog, many events at once. Failing loses events and nothing else.
-async fn write(library: Arc<Library>, worker_type: String, mut waiting: mpsc::Receiver<Write>) {
+async fn write(repository: Arc<Repository>, worker_type: String, mut waiting: mpsc::Receiver<Write>) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while waiting.recv_many(&mut batch, BATCH_MAX).await > 0 {
         let mut events = Vec::new();
@@ -107,19 +107,19 @@ async fn write(library: Arc<Library>, worker_type: String, mut waiting: mpsc::Re
             match write {
                 Write::Event(event) => events.push(event),
                 Write::Measured(digest, measurement) => {
-                    let recorded = library.catalog.record_measurement(&digest, &worker_type, &measurement).await;
+                    let recorded = repository.catalog.record_measurement(&digest, &worker_type, &measurement).await;
                     if let Err(error) = recorded {
                         tracing::warn!(%digest, "a measurement is lost: {error}");
                     }
                 }
                 Write::Grown(digest, steady) => {
-                    if let Err(error) = library.catalog.record_growth(&digest, &worker_type, &steady).await {
+                    if let Err(error) = repository.catalog.record_growth(&digest, &worker_type, &steady).await {
                         tracing::warn!(%digest, "a measurement is lost: {error}");
                     }
                 }
             }
         }
-        if let Err(error) = library.catalog.append_events(&events).await {
+        if let Err(error) = repository.catalog.append_events(&events).await {
             tracing::warn!("{} events are lost: {error}", events.len());
         }
     }
@@ -136,42 +136,42 @@ struct Told {
 
 impl Told {
     fn of(fact: &Fact) -> Self {
-        let told = |kind, digest: &Digest, detail| Self { kind, digest: Some(*digest), detail, keep: true };
+        let told = |kind, detail| Self { kind, digest: fact.digest(), detail, keep: true };
         match fact {
-            Fact::LoadStarted { digest, .. } => Self { keep: false, ..told("load_started", digest, json!({})) },
-            Fact::LoadFinished { digest, peak, steady, timings, .. } => {
+            Fact::LoadStarted { .. } => Self { keep: false, ..told("load_started", json!({})) },
+            Fact::LoadFinished { peak, steady, timings, .. } => {
                 let detail = json!({
                     "seconds": timings.total_seconds(), "timings": timings,
                     "peak_bytes": peak.total_bytes(), "steady_bytes": steady.total_bytes(),
                 });
-                told("load_finished", digest, detail)
+                told("load_finished", detail)
             }
-            Fact::LoadRefused { digest, error, retry_after } => {
+            Fact::LoadRefused { error, retry_after, .. } => {
                 let detail = json!({
                     "message": error.message, "permanent": error.permanent,
                     "retry_after_seconds": retry_after.as_secs_f64(),
                 });
-                told("load_refused", digest, detail)
+                told("load_refused", detail)
             }
-            Fact::EvictionStarted { digest, reason } => told("eviction_started", digest, json!({ "reason": reason })),
-            Fact::EvictionFinished { digest, reason } => {
-                Self { keep: false, ..told("eviction_finished", digest, json!({ "reason": reason })) }
+            Fact::EvictionStarted { reason, .. } => told("eviction_started", json!({ "reason": reason })),
+            Fact::EvictionFinished { reason, .. } => {
+                Self { keep: false, ..told("eviction_finished", json!({ "reason": reason })) }
             }
-            Fact::EngineCrashed { digest, message } => told("engine_crashed", digest, json!({ "message": message })),
+            Fact::EngineCrashed { message, .. } => told("engine_crashed", json!({ "message": message })),
             Fact::ThrashAlarm { pool, ratio, raised } => {
                 let detail = json!({ "pool": pool, "ratio": ratio, "raised": raised });
-                Self { kind: "thrash_alarm", digest: None, detail, keep: true }
+                told("thrash_alarm", detail)
             }
-            Fact::SizeCorrected { digest, from_bytes, to_bytes } => {
+            Fact::SizeCorrected { from_bytes, to_bytes, .. } => {
                 let detail = json!({ "from_bytes": from_bytes, "to_bytes": to_bytes });
-                Self { keep: false, ..told("size_corrected", digest, detail) }
+                Self { keep: false, ..told("size_corrected", detail) }
             }
-            Fact::Grown { digest, peak, steady } => {
+            Fact::Grown { peak, steady, .. } => {
                 let detail = json!({ "peak_bytes": peak.total_bytes(), "steady_bytes": steady.total_bytes() });
-                told("model_grown", digest, detail)
+                told("model_grown", detail)
             }
-            Fact::StateChanged { digest, state } => {
-                Self { keep: false, ..told("state_changed", digest, json!({ "state": state })) }
+            Fact::StateChanged { state, .. } => {
+                Self { keep: false, ..told("state_changed", json!({ "state": state })) }
             }
         }
     }

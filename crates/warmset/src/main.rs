@@ -1,6 +1,6 @@
 //! Warmset: one pool that keeps models warm inside a memory budget.
 //!
-//! This is the binary: command line, configuration and wiring. `cli` reads what is asked, `config` the file, `library`
+//! This is the binary: command line, configuration and wiring. `cli` reads what is asked, `config` the file, `repository`
 //! keeps catalog and store in step, `serve` puts gateway, worker and admin together. Modules in reading order.
 #![forbid(unsafe_code)]
 
@@ -10,9 +10,9 @@ mod output;
 
 mod client;
 mod data;
-mod library;
 mod machine;
 mod profile;
+mod repository;
 mod settings;
 mod warmth;
 

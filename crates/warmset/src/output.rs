@@ -1,6 +1,6 @@
 //! Everything that is printed: one JSON document or text on stdout, progress and errors on stderr.
 
-use crate::{config::units::format_bytes, library::Progress};
+use crate::{config::units::format_bytes, repository::Progress};
 use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;

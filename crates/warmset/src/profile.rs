@@ -2,8 +2,8 @@
 
 use crate::{
     config::Config,
-    library::{Library, Stored, measurement_json, parse_name},
     link::StoredArtifacts,
+    repository::{Repository, Stored, measurement_json, parse_name},
     settings,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -39,11 +39,11 @@ const DECODE_TOKENS: u32 = 64;
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// Starts a worker for this one model, measures and stores the result.
-pub(crate) async fn run_alone(library: &Library, root: &Path, name: &str) -> Result<Value> {
-    let stored = library.get(&parse_name(name)?).await?;
+pub(crate) async fn run_alone(repository: &Repository, root: &Path, name: &str) -> Result<Value> {
+    let stored = repository.get(&parse_name(name)?).await?;
     let config = Config::default();
     let (memory, reserve) = settings::memory_and_reserve(None, None)?;
-    let artifacts = Arc::new(StoredArtifacts::new(library.store.clone()));
+    let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
     artifacts.learn(stored.model.digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
     let worker_type = settings::worker_type(&config);
     let agent = Agent::start(
@@ -62,13 +62,18 @@ pub(crate) async fn run_alone(library: &Library, root: &Path, name: &str) -> Res
     )?;
     let measured = measure(&agent, &stored).await;
     agent.drain().await;
-    store(library, &stored, &worker_type, &measured?).await
+    store(repository, &stored, &worker_type, &measured?).await
 }
 
 /// Stores what was measured and returns it as JSON.
-pub(crate) async fn store(library: &Library, stored: &Stored, worker_type: &str, new: &Measurement) -> Result<Value> {
+pub(crate) async fn store(
+    repository: &Repository,
+    stored: &Stored,
+    worker_type: &str,
+    new: &Measurement,
+) -> Result<Value> {
     let digest = stored.model.digest;
-    let known = library.catalog.record_measurement(&digest, worker_type, new).await?;
+    let known = repository.catalog.record_measurement(&digest, worker_type, new).await?;
     // What was measured just now is shown; the catalog keeps it together with what was measured before.
     let shown = Measurement { samples: known.samples, ..new.clone() };
     let shown = Measurement { measured_unix_milliseconds: known.measured_unix_milliseconds, ..shown };

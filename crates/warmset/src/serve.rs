@@ -6,9 +6,9 @@ use crate::{
     config::{self, Config},
     data::{DataLock, Locked},
     facts::{self, Listeners},
-    library::Library,
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
+    repository::Repository,
     settings, warmth,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -58,9 +58,9 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let listener = bind(plan.listen).await?;
     let admin_listener = bind(plan.admin_listen).await?;
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
-    let library = Arc::new(Library::open(lock.root()).await?);
-    take_configured(&library, &plan, output).await?;
-    let server = start(&plan, library, lock.root(), listen).await?;
+    let repository = Arc::new(Repository::open(lock.root()).await?);
+    take_configured(&repository, &plan, output).await?;
+    let server = start(&plan, repository, lock.root(), listen).await?;
     lock.announce(&admin_listen.to_string())?;
 
     let (stop, stopped) = watch::channel(false);
@@ -138,12 +138,12 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Takes the models of the configuration file into catalog and store.
-async fn take_configured(library: &Library, plan: &Plan, output: Output) -> Result<()> {
+async fn take_configured(repository: &Repository, plan: &Plan, output: Output) -> Result<()> {
     let pools = pools(&plan.settings);
     for model in &plan.config.models {
-        let checked = model.check_pool(&pools).and_then(|()| model.check_accelerators(plan.config.devices.len()));
+        let checked = model.check_place(&pools, plan.config.devices.len());
         checked.map_err(|reason| anyhow!("the configured model {}: {reason}", model.name))?;
-        let added = library.ensure(model, output.bytes_progress(&model.name)).await;
+        let added = repository.ensure(model, output.bytes_progress(&model.name)).await;
         let added = added.with_context(|| format!("the configured model {}", model.name))?;
         if let Some(old) = added.replaced {
             tracing::warn!(model = model.name, old = %old.digest, new = %added.model.digest, "the source has changed");
@@ -157,11 +157,11 @@ fn pools(settings: &warmset_core::worker::Settings) -> Vec<PoolName> {
 }
 
 /// Starts worker and gateway and lets them know each other and the catalog.
-async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAddr) -> Result<Arc<Server>> {
+async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: SocketAddr) -> Result<Arc<Server>> {
     let origin = Instant::now();
     let clock = Clock::start();
-    let artifacts = Arc::new(StoredArtifacts::new(library.store.clone()));
-    let agent = start_worker(plan, &library, root, origin, &artifacts).await?;
+    let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
+    let agent = start_worker(plan, &repository, root, origin, &artifacts).await?;
     let recording = |name: &str| plan.record.as_ref().map(|directory| directory.join(name));
     let config = FrontendConfig {
         settings: settings::gateway_settings(&plan.config),
@@ -172,7 +172,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
     let frontend = Frontend::start(config, Arc::new(Metrics::default()))?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());
     let server = Arc::new(Server {
-        library: library.clone(),
+        repository: repository.clone(),
         artifacts,
         agent: agent.clone(),
         frontend: frontend.clone(),
@@ -194,7 +194,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
         agent,
         frontend,
         events: server.events.clone(),
-        library,
+        repository,
     });
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
     Ok(server)
@@ -202,7 +202,7 @@ async fn start(plan: &Plan, library: Arc<Library>, root: &Path, listen: SocketAd
 
 async fn start_worker(
     plan: &Plan,
-    library: &Library,
+    repository: &Repository,
     root: &Path,
     origin: Instant,
     artifacts: &Arc<StoredArtifacts>,
@@ -213,14 +213,14 @@ async fn start_worker(
     }
     let mut models = Vec::new();
     let pools = pools(&plan.settings);
-    for stored in library.all().await? {
+    for stored in repository.all().await? {
         let digest = stored.model.digest;
         let (name, pool) = (&stored.model.name, &stored.model.settings.pool);
         if *pool != PoolName::default_pool() && !pools.contains(pool) {
             tracing::warn!(%name, %pool, "a model names a pool that this server does not have: it gets the default one");
         }
         artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
-        let measured = library.catalog.measurement(&digest, &plan.worker_type).await?;
+        let measured = repository.catalog.measurement(&digest, &plan.worker_type).await?;
         models.push(settings::model_config(&stored, measured.as_ref())?);
     }
     let config = AgentConfig {

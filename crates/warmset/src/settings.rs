@@ -2,8 +2,8 @@
 
 use crate::{
     config::{Config, units::format_bytes},
-    library::Stored,
     machine,
+    repository::Stored,
 };
 use anyhow::{Result, bail};
 use std::{collections::BTreeSet, time::Duration};
@@ -147,7 +147,7 @@ pub(crate) fn model_config(stored: &Stored, measured: Option<&Measurement>) -> R
         rewarm_seconds: rewarm_seconds(stored, measured),
         memory_cap: settings.memory_cap_bytes,
     };
-    let engine = crate::library::parse_engine(&settings.engine).map_err(|reason| anyhow::anyhow!(reason))?;
+    let engine = crate::repository::parse_engine(&settings.engine).map_err(|reason| anyhow::anyhow!(reason))?;
     Ok(ModelConfig { spec, engine, files: stored.files.clone(), context_tokens: settings.context_tokens })
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn route(stored: &Stored, measured: Option<&Measurement>) -> Route {
         digest: stored.model.digest,
         name: stored.model.name.clone(),
         priority: settings.priority,
-        max_concurrency: crate::library::slots(settings),
+        max_concurrency: crate::repository::slots(settings),
         critical_reserve: settings.critical_reserve,
         cold: settings.cold,
         rewarm_seconds: rewarm_seconds(stored, measured),

@@ -15,7 +15,7 @@ const DEMAND_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Gives the worker what was remembered (if that is wanted) and remembers from now on.
 pub(crate) async fn follow(server: Arc<Server>, restore: bool) {
-    match server.library.catalog.recollections(server.worker).await {
+    match server.repository.catalog.recollections(server.worker).await {
         Ok(mut models) => {
             models.iter_mut().for_each(|model| model.warm &= restore);
             server.agent.remember(models);
@@ -26,7 +26,7 @@ pub(crate) async fn follow(server: Arc<Server>, restore: bool) {
 }
 
 async fn keep(server: &Server) {
-    let (mut written, mut written_at) = (Vec::new(), Instant::now());
+    let (mut written, mut tried_at, mut failed) = (Vec::new(), Instant::now(), false);
     let mut ticks = tokio::time::interval(LOOK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -36,11 +36,16 @@ async fn keep(server: &Server) {
         if server.draining.load(Ordering::Acquire) {
             return;
         }
-        let due =
-            warm(&models) != warm(&written) || (unlike(&models, &written) && written_at.elapsed() >= DEMAND_INTERVAL);
+        let moved = warm(&models) != warm(&written);
+        let changed = moved || unlike(&models, &written);
+        // A full disk is not tried again every second.
+        let due = (moved && !failed) || (changed && tried_at.elapsed() >= DEMAND_INTERVAL);
         if due {
-            write(server, &models).await;
-            (written, written_at) = (models, Instant::now());
+            failed = !write(server, &models).await;
+            tried_at = Instant::now();
+            if !failed {
+                written = models;
+            }
         }
     }
 }
@@ -52,10 +57,13 @@ pub(crate) async fn write_now(server: &Server) {
     }
 }
 
-async fn write(server: &Server, models: &[Recollection]) {
-    if let Err(error) = server.library.catalog.remember(server.worker, models).await {
+/// Whether it was written.
+async fn write(server: &Server, models: &[Recollection]) -> bool {
+    let written = server.repository.catalog.remember(server.worker, models).await;
+    if let Err(error) = &written {
         tracing::warn!("what is warm cannot be written down for the next start: {error}");
     }
+    written.is_ok()
 }
 
 fn warm(models: &[Recollection]) -> Vec<Digest> {

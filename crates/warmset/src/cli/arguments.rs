@@ -2,7 +2,7 @@
 
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, units},
-    library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
+    repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
 };
 use clap::{
     Args, Parser, Subcommand,

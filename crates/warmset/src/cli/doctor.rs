@@ -7,10 +7,9 @@ use super::{
 use crate::{
     client::{CallError, Client},
     config::units::format_bytes,
-    data,
-    library::Library,
-    machine,
+    data, machine,
     output::{self, Output, count, text_of},
+    repository::Repository,
     settings,
 };
 use anyhow::Result;
@@ -85,10 +84,10 @@ async fn look(global: &GlobalArguments) -> Result<Vec<Check>> {
     let place = Place::open(sought).await?;
     let checks = match &place {
         Place::Server(client) => server(client, global).await,
-        Place::Directory { library, lock } => {
+        Place::Directory { repository, lock } => {
             let none = Check::warning("server", "none runs here: start one with `warmset serve`");
             let mut checks = vec![memory(None), none, space(lock.root())];
-            checks.extend(models(library, lock.root()).await);
+            checks.extend(models(repository, lock.root()).await);
             checks
         }
     };
@@ -247,8 +246,8 @@ fn wrong_with(path: &Path, size_bytes: Bytes) -> Option<String> {
 }
 
 /// The catalog opens, and every model's files are what they should be.
-async fn models(library: &Library, root: &Path) -> Vec<Check> {
-    let stored = match library.all().await {
+async fn models(repository: &Repository, root: &Path) -> Vec<Check> {
+    let stored = match repository.all().await {
         Ok(stored) => stored,
         Err(error) => return vec![Check::failed("catalog", format!("{error:#}"))],
     };
@@ -260,7 +259,7 @@ async fn models(library: &Library, root: &Path) -> Vec<Check> {
     checks.extend(found);
     // A file that is missing or cut short was named already.
     for (name, files) in models.into_iter().filter(|_| complete) {
-        let store = library.store.clone();
+        let store = repository.store.clone();
         let verify = move || files.iter().try_for_each(|file| store.verify(&file.sha256).map(drop));
         match tokio::task::spawn_blocking(verify).await {
             Ok(Ok(())) => {}

@@ -10,9 +10,10 @@ use crate::{
         Config,
         units::{format_bytes, format_seconds},
     },
-    library::{Library, ModelOptions, is_unknown, measurement_json, model_json, parse_name},
     output::{Output, bytes_of, fields, short_digest, table, text_of},
-    profile, settings,
+    profile,
+    repository::{ModelOptions, Repository, is_unknown, measurement_json, model_json, parse_name},
+    settings,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
@@ -71,7 +72,7 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
             let _spinner = output.spinner(&format!("measuring {name}"));
             let document = match place {
                 Place::Server(client) => client.call(Method::POST, &model_path(&name, "/profile"), None).await?,
-                Place::Directory { library, lock } => profile::run_alone(library, lock.root(), &name).await?,
+                Place::Directory { repository, lock } => profile::run_alone(repository, lock.root(), &name).await?,
             };
             output.result(&document, profile_text);
         }
@@ -106,9 +107,9 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
     parse_name(&options.name)?;
     refuse_directory(&options.source)?;
     match place {
-        Place::Directory { library, .. } => {
-            let added = library.add(&options, output.bytes_progress(&options.name)).await?;
-            let mut document = show_stored(library, &options.name).await?;
+        Place::Directory { repository, .. } => {
+            let added = repository.add(&options, output.bytes_progress(&options.name)).await?;
+            let mut document = show_stored(repository, &options.name).await?;
             document["existed"] = json!(added.existed);
             Ok(document)
         }
@@ -138,11 +139,11 @@ fn absolute(source: &str) -> Result<String> {
 async fn list(place: &Place) -> Result<Value> {
     match place {
         Place::Server(client) => Ok(client.get("/admin/v1/models").await?),
-        Place::Directory { library, .. } => {
-            let stored = library.all().await?;
+        Place::Directory { repository, .. } => {
+            let stored = repository.all().await?;
             let mut models = Vec::with_capacity(stored.len());
             for model in &stored {
-                let measured = library.catalog.measurement(&model.model.digest, &worker_type()).await?;
+                let measured = repository.catalog.measurement(&model.model.digest, &worker_type()).await?;
                 models.push(model_json(model, ModelState::Absent, measured.as_ref()));
             }
             Ok(json!({ "models": models }))
@@ -153,13 +154,13 @@ async fn list(place: &Place) -> Result<Value> {
 async fn show(place: &Place, name: &str) -> Result<Value> {
     match place {
         Place::Server(client) => Ok(client.get(&model_path(name, "")).await?),
-        Place::Directory { library, .. } => show_stored(library, name).await,
+        Place::Directory { repository, .. } => show_stored(repository, name).await,
     }
 }
 
-async fn show_stored(library: &Library, name: &str) -> Result<Value> {
-    let stored = library.get(&parse_name(name)?).await?;
-    let measurements = library.measurements(&stored.model.digest).await?;
+async fn show_stored(repository: &Repository, name: &str) -> Result<Value> {
+    let stored = repository.get(&parse_name(name)?).await?;
+    let measurements = repository.measurements(&stored.model.digest).await?;
     let own = measurements.iter().find(|(kind, _)| *kind == worker_type()).map(|(_, measured)| measured);
     let mut document = model_json(&stored, ModelState::Absent, own);
     let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
@@ -175,8 +176,8 @@ fn worker_type() -> String {
 async fn remove(place: &Place, name: &str) -> Result<Value> {
     match place {
         Place::Server(client) => Ok(client.call(Method::DELETE, &model_path(name, ""), None).await?),
-        Place::Directory { library, .. } => {
-            let removed = library.remove(&parse_name(name)?).await?;
+        Place::Directory { repository, .. } => {
+            let removed = repository.remove(&parse_name(name)?).await?;
             Ok(json!({ "name": removed.name, "digest": removed.digest, "removed": true }))
         }
     }
@@ -188,9 +189,9 @@ async fn pin(place: &Place, name: &str, pin: bool, output: Output) -> Result<()>
             let action = if pin { "/pin" } else { "/unpin" };
             client.call(Method::POST, &model_path(name, action), None).await?
         }
-        Place::Directory { library, .. } => {
-            let model = library.pin(&parse_name(name)?, pin).await?;
-            show_stored(library, model.name.as_str()).await?
+        Place::Directory { repository, .. } => {
+            let model = repository.pin(&parse_name(name)?, pin).await?;
+            show_stored(repository, model.name.as_str()).await?
         }
     };
     let verb = if pin { "pinned" } else { "unpinned" };
@@ -201,8 +202,8 @@ async fn pin(place: &Place, name: &str, pin: bool, output: Output) -> Result<()>
 async fn logs(place: &Place, name: &str, lines: usize) -> Result<Value> {
     match place {
         Place::Server(client) => Ok(client.get(&model_path(name, &format!("/logs?lines={lines}"))).await?),
-        Place::Directory { library, lock } => {
-            let model = library.catalog.resolve(&parse_name(name)?).await?;
+        Place::Directory { repository, lock } => {
+            let model = repository.catalog.resolve(&parse_name(name)?).await?;
             let path = lock.root().join("logs").join(format!("{}.log", model.digest.hex()));
             let tail = log_tail(&path, lines).with_context(|| format!("cannot read {}", path.display()))?;
             Ok(json!({ "name": name, "digest": model.digest, "lines": tail }))
@@ -269,9 +270,9 @@ async fn change_alias(place: &Place, alias: &str, model: Option<&str>) -> Result
             let body = json!({ "alias": alias, "remove": true });
             client.call(Method::POST, &model_path(alias, "/alias"), Some(&body)).await?;
         }
-        (Place::Directory { library, .. }, Some(model)) => library.catalog.add_alias(&name, &model).await?,
-        (Place::Directory { library, .. }, None) => {
-            let removed = library.catalog.remove_alias(&name).await.map_err(anyhow::Error::from);
+        (Place::Directory { repository, .. }, Some(model)) => repository.catalog.add_alias(&name, &model).await?,
+        (Place::Directory { repository, .. }, None) => {
+            let removed = repository.catalog.remove_alias(&name).await.map_err(anyhow::Error::from);
             if removed.as_ref().is_err_and(is_unknown) {
                 bail!("{alias} is no alias: see `warmset model alias list`");
             }

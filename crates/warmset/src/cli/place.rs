@@ -4,7 +4,7 @@ use super::arguments::GlobalArguments;
 use crate::{
     client::{CallError, Client, DEFAULT_ADMIN},
     data::{self, DataLock, Locked},
-    library::Library,
+    repository::Repository,
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(crate) enum Place {
     /// On the data directory, which no other process uses now.
     Directory {
         /// Its models.
-        library: Box<Library>,
+        repository: Box<Repository>,
         /// Held until the command is done.
         lock: DataLock,
     },
@@ -65,16 +65,16 @@ impl Place {
         match locked {
             Locked::Server(address) => Ok(Self::Server(Client::new(&address)?)),
             Locked::Here(lock) => {
-                let library = Box::new(Library::open(lock.root()).await?);
-                Ok(Self::Directory { library, lock })
+                let repository = Box::new(Repository::open(lock.root()).await?);
+                Ok(Self::Directory { repository, lock })
             }
         }
     }
 
     /// Leaves the data directory tidy.
     pub(crate) async fn leave(self) {
-        if let Self::Directory { library, lock } = self {
-            library.catalog.close().await;
+        if let Self::Directory { repository, lock } = self {
+            repository.catalog.close().await;
             drop(lock);
         }
     }

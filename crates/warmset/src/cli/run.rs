@@ -7,8 +7,8 @@ use super::{
 use crate::{
     client::{CallError, Client},
     config::units::format_bytes,
-    library::parse_name,
     output::{self, Output},
+    repository::parse_name,
 };
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ pub(crate) mod units;
 pub(crate) use reader::ConfigError;
 pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 
-use crate::library::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
+use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use warmset_core::{Bytes, Digest, ModelName, PoolName};

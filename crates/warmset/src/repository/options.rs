@@ -32,6 +32,11 @@ pub(crate) struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Refuses what a server with these pools and so many accelerators does not have.
+    pub(crate) fn check_place(&self, pools: &[PoolName], accelerators: usize) -> Result<(), String> {
+        self.check_pool(pools).and_then(|()| self.check_accelerators(accelerators))
+    }
+
     /// Refuses a part of the memory that the server does not have.
     pub(crate) fn check_pool(&self, pools: &[PoolName]) -> Result<(), String> {
         match &self.pool {
@@ -46,7 +51,7 @@ impl ModelOptions {
     }
 
     /// Refuses accelerators that the server does not have.
-    pub(crate) fn check_accelerators(&self, found: usize) -> Result<(), String> {
+    fn check_accelerators(&self, found: usize) -> Result<(), String> {
         match self.accelerators {
             Some(wanted) if wanted as usize > found => Err(format!(
                 "the model asks for {wanted} accelerators and this server has {found}: use device cpu, or give the \

@@ -25,7 +25,7 @@ use warmset_store::{Manifest, Store};
 pub(crate) type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
 /// Catalog and store.
-pub(crate) struct Library {
+pub(crate) struct Repository {
     pub(crate) store: Arc<Store>,
     pub(crate) catalog: Catalog,
     shapes: Shapes,
@@ -87,7 +87,7 @@ pub(crate) struct Added {
     pub(crate) replaced: Option<Model>,
 }
 
-impl Library {
+impl Repository {
     /// Opens both. The caller holds the lock of the data directory.
     pub(crate) async fn open(root: &Path) -> Result<Self> {
         let store = Arc::new(Store::open(&root.join("store"))?);
