@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Choices one request may ask for.
 pub const CHOICES_MAX: u32 = 16;
+/// Alternatives one request may ask to see for each token, as OpenAI's.
+pub const TOP_LOGPROBS_MAX: u32 = 20;
 
 /// The work of one request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,6 +44,71 @@ pub struct GenerateJob {
     pub ignore_end: bool,
     /// Whether deltas are wanted as they come; without, one delta holds each choice's whole text.
     pub stream: bool,
+    /// What the answer may be and what is told of it beside its text.
+    #[serde(default)]
+    pub output: Output,
+}
+
+/// What an answer may be and what is told of it beside its text. The default is free text.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Output {
+    /// What the whole text must be; none is free. Never together with tools that may be called.
+    pub format: Option<TextFormat>,
+    /// Functions the model may call; only with a chat.
+    pub tools: Option<Tools>,
+    /// Tell the log probability of each token, and of so many alternatives, 0 to [`TOP_LOGPROBS_MAX`].
+    pub logprobs: Option<u32>,
+}
+
+/// What a text must be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum TextFormat {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that this JSON schema, itself as JSON text, describes.
+    JsonSchema { schema: String },
+    /// What the rule `root` of this grammar in llama.cpp's notation (GBNF) derives.
+    Gbnf { grammar: String },
+}
+
+/// Functions a model may call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tools {
+    /// In the caller's order, with names that differ.
+    pub functions: Vec<Function>,
+    /// Whether and which of them.
+    pub choice: ToolChoice,
+    /// Whether one answer may hold several calls.
+    pub parallel: bool,
+}
+
+/// One function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Function {
+    /// ASCII letters, digits, `_`, `-` and `.`.
+    pub name: String,
+    /// For the model to read.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, itself as JSON text: always that of an object.
+    pub parameters: String,
+    /// Whether arguments must keep to the schema even where the model itself chooses to call.
+    pub strict: bool,
+}
+
+/// Whether a model calls functions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToolChoice {
+    /// It may know of them and calls none.
+    None,
+    /// As it sees fit.
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Function { name: String },
 }
 
 /// What a generation continues.
@@ -49,7 +116,7 @@ pub struct GenerateJob {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Prompt {
     /// OpenAI's messages as JSON text (an array), rendered by the model's own template: role, content (text or parts),
-    /// name, tool fields as given.
+    /// name, `tool_calls` of an assistant and `tool_call_id` of a tool as given.
     Chat { messages: String },
     /// Text as it is.
     Text { text: String },
@@ -115,8 +182,21 @@ pub enum FinishReason {
     Stop,
     /// The token limit or the context is full.
     Length,
+    /// The model called functions.
+    ToolCalls,
     /// The caller ended it.
     Cancelled,
+}
+
+/// One token and how likely it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// What it stands for. A token may be a part of a character.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability, before any sampling setting.
+    pub logprob: f32,
+    /// The likeliest tokens at its place, the likeliest first; empty unless asked for.
+    pub top: Vec<(Vec<u8>, f32)>,
 }
 
 /// Tokens a request used.
@@ -166,8 +246,16 @@ pub enum Reply {
     Loading { fraction: f32 },
     /// An engine began to work on it.
     Started { start: StartKind, worker: WorkerId, digest: Digest },
+    /// Tokens of one choice, whose text is in the deltas to come.
+    Logprobs { choice: u32, tokens: Vec<TokenLogprob> },
     /// Text of one choice.
     Delta { choice: u32, text: String },
+    /// A choice begins its `call`-th call of a function, counted from 0.
+    ToolCall { choice: u32, call: u32, name: String },
+    /// More of the arguments (JSON text) of a call.
+    ToolArguments { choice: u32, call: u32, text: String },
+    /// A stop text ended a choice, which is complete next.
+    StopText { choice: u32, text: String },
     /// One choice is complete.
     ChoiceDone { choice: u32, finish: FinishReason },
     /// A generation is complete.

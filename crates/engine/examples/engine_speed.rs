@@ -7,7 +7,9 @@ use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Instant};
 use warmset_engine::{
     llama::LlamaEngine,
     port::Engine,
-    protocol::{EngineKind, FromEngine, GenerateJob, KvGrant, LoadRequest, Prompt, Sampling, Timings, ToEngine, Usage},
+    protocol::{
+        EngineKind, FromEngine, GenerateJob, KvGrant, LoadRequest, Output, Prompt, Sampling, Timings, ToEngine, Usage,
+    },
 };
 
 const DECODE_TOKENS: u32 = 128;
@@ -25,6 +27,7 @@ fn job(prompt_tokens: u32, max_tokens: u32) -> GenerateJob {
         stop: Vec::new(),
         ignore_end: true,
         stream: true,
+        output: Output::default(),
     }
 }
 

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 pub use warmset_core::inference::{
-    FailureKind, FinishReason, GenerateJob, Prompt, Sampling, Timings, TokensOrText, Usage,
+    FailureKind, FinishReason, Function, GenerateJob, Output, Prompt, Sampling, TextFormat, Timings, TokenLogprob,
+    TokensOrText, ToolChoice, Tools, Usage,
 };
 
 /// Grows with every change that an older peer would misread.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The most sequences that one engine computes together.
@@ -87,8 +88,16 @@ pub enum FromEngine {
     LoadFailed { message: String, permanent: bool },
     /// A request is tokenised.
     Prepared { request: u64, prompt_tokens: u32 },
+    /// Tokens of one choice, whose text is in the deltas to come.
+    Logprobs { request: u64, choice: u32, tokens: Vec<TokenLogprob> },
     /// Text of one choice.
     Delta { request: u64, choice: u32, text: String },
+    /// A choice begins its `call`-th call of a function.
+    ToolCall { request: u64, choice: u32, call: u32, name: String },
+    /// More of the arguments of a call.
+    ToolArguments { request: u64, choice: u32, call: u32, text: String },
+    /// A stop text ended a choice.
+    StopText { request: u64, choice: u32, text: String },
     /// One choice is complete.
     ChoiceDone { request: u64, choice: u32, finish: FinishReason },
     /// A generation is complete.

@@ -3,6 +3,7 @@
 #![cfg(feature = "llama")]
 
 #[path = "support/mod.rs"]
+mod shapes;
 mod support;
 
 use std::collections::BTreeSet;

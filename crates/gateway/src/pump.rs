@@ -34,7 +34,12 @@ impl Pump {
                     self.report(Event::Started { request, start: *start });
                     None
                 }
-                Reply::Delta { .. } | Reply::ChoiceDone { .. } => {
+                Reply::Logprobs { .. }
+                | Reply::Delta { .. }
+                | Reply::ToolCall { .. }
+                | Reply::ToolArguments { .. }
+                | Reply::StopText { .. }
+                | Reply::ChoiceDone { .. } => {
                     output_started = true;
                     None
                 }

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use warmset_catalog::Measurement;
 use warmset_core::{
     Priority, RequestId, TenantId, WorkerId,
-    inference::{FailureKind, GenerateJob, Prompt, Reply, Sampling, Timings, Usage, Work},
+    inference::{FailureKind, GenerateJob, Output, Prompt, Reply, Sampling, Timings, Usage, Work},
     worker::Fact,
 };
 use warmset_worker::{Agent, AgentConfig, AgentHandle, Assignment, Clock};
@@ -189,6 +189,7 @@ impl Asker<'_> {
             stop: Vec::new(),
             ignore_end: true,
             stream: true,
+            output: Output::default(),
         };
         self.agent.assign(Assignment {
             request: RequestId(NEXT_REQUEST.fetch_add(1, Ordering::Relaxed)),

@@ -267,25 +267,36 @@ impl Life {
             FromEngine::Prepared { request, prompt_tokens } => {
                 self.report(Event::Prepared { request: RequestId(request), prompt_tokens });
             }
-            FromEngine::Delta { request, choice, text } => {
-                self.answer(RequestId(request), Reply::Delta { choice, text });
-            }
-            FromEngine::ChoiceDone { request, choice, finish } => {
-                self.answer(RequestId(request), Reply::ChoiceDone { choice, finish });
-            }
-            FromEngine::Done { request, usage, timings } => {
-                self.answer_last(RequestId(request), Reply::Done { usage, timings });
-            }
-            FromEngine::Embedded { request, vectors, prompt_tokens } => {
-                self.answer_last(RequestId(request), Reply::Embedded { vectors, prompt_tokens });
-            }
-            FromEngine::Failed { request, kind, message, param } => {
-                self.answer_last(RequestId(request), Reply::Failed { kind, message, param });
-            }
             FromEngine::Beat => self.report(Event::Progress { digest, generation }),
             FromEngine::ThreadsHeld { threads } => self.report(Event::ThreadsHeld { digest, generation, threads }),
             FromEngine::Hello { .. } => {}
+            answer => self.hear_answer(answer),
         }
+    }
+
+    /// What an engine says to a caller.
+    fn hear_answer(&mut self, message: FromEngine) {
+        let (request, reply) = match message {
+            FromEngine::Logprobs { request, choice, tokens } => (request, Reply::Logprobs { choice, tokens }),
+            FromEngine::Delta { request, choice, text } => (request, Reply::Delta { choice, text }),
+            FromEngine::ToolCall { request, choice, call, name } => (request, Reply::ToolCall { choice, call, name }),
+            FromEngine::ToolArguments { request, choice, call, text } => {
+                (request, Reply::ToolArguments { choice, call, text })
+            }
+            FromEngine::StopText { request, choice, text } => (request, Reply::StopText { choice, text }),
+            FromEngine::ChoiceDone { request, choice, finish } => (request, Reply::ChoiceDone { choice, finish }),
+            FromEngine::Done { request, usage, timings } => {
+                return self.answer_last(RequestId(request), Reply::Done { usage, timings });
+            }
+            FromEngine::Embedded { request, vectors, prompt_tokens } => {
+                return self.answer_last(RequestId(request), Reply::Embedded { vectors, prompt_tokens });
+            }
+            FromEngine::Failed { request, kind, message, param } => {
+                return self.answer_last(RequestId(request), Reply::Failed { kind, message, param });
+            }
+            _ => return,
+        };
+        self.answer(RequestId(request), reply);
     }
 
     fn answer(&mut self, request: RequestId, reply: Reply) {

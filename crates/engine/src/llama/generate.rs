@@ -6,6 +6,7 @@
 use super::{
     context::{BATCH_TOKENS_MAX, Batch},
     load::Loaded,
+    logprobs::PendingLogprobs,
     request::{Clock, Generation, Refusal},
     sampler::{Candidates, Sampler},
     sys::Token,
@@ -33,6 +34,7 @@ struct Running {
     generated: Vec<Token>,
     sampler: Sampler,
     filter: TextFilter,
+    logprobs: PendingLogprobs,
     /// Where in the current batch its logits are.
     output: Option<usize>,
     finish: Option<FinishReason>,
@@ -170,6 +172,7 @@ impl Generations {
             generated: Vec::new(),
             sampler,
             filter,
+            logprobs: PendingLogprobs::default(),
             output: None,
             finish: None,
         };
@@ -215,6 +218,9 @@ impl Generations {
         let Some(generation) = self.all.get_mut(&running.request) else { return };
         let Some(logits) = generation.first_logits.as_deref() else { return };
         let token = running.sampler.pick(logits, &mut self.candidates);
+        if let (Some(token), Some(top)) = (token, generation.job.output.logprobs) {
+            running.logprobs.push(&loaded.model, logits, token, top);
+        }
         if generation.choices_started == generation.job.choices {
             generation.first_logits = None;
         }
@@ -300,7 +306,12 @@ impl Generations {
                 generation.first_logits = Some(logits.to_vec());
             }
             match running.sampler.pick(logits, &mut self.candidates) {
-                Some(token) => take_token(loaded, generation, running, token, &mut self.pieces),
+                Some(token) => {
+                    if let Some(top) = generation.job.output.logprobs {
+                        running.logprobs.push(&loaded.model, logits, token, top);
+                    }
+                    take_token(loaded, generation, running, token, &mut self.pieces);
+                }
                 None => broken.push(running.request),
             }
         }
@@ -316,10 +327,19 @@ impl Generations {
             let Some(running) = self.slots[sequence].as_mut() else { continue };
             let (request, choice, finish) = (running.request, running.choice, running.finish);
             let Some(generation) = self.all.get_mut(&request) else { continue };
-            if !running.filter.is_empty() && (generation.job.stream || finish.is_some()) {
-                report(FromEngine::Delta { request, choice, text: running.filter.take() });
+            if generation.job.stream || finish.is_some() {
+                let tokens = running.logprobs.take(&running.filter);
+                if !tokens.is_empty() {
+                    report(FromEngine::Logprobs { request, choice, tokens });
+                }
+                if !running.filter.is_empty() {
+                    report(FromEngine::Delta { request, choice, text: running.filter.take() });
+                }
             }
             let Some(finish) = finish else { continue };
+            if let Some(text) = running.filter.stop_text() {
+                report(FromEngine::StopText { request, choice, text });
+            }
             report(FromEngine::ChoiceDone { request, choice, finish });
             generation.choices_done[choice as usize] = true;
             let prompt_tokens = generation.prompt.len();

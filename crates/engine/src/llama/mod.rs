@@ -1,12 +1,13 @@
 //! llama.cpp behind the engine port, over its C interface (docs/adr/0002-llama-cpp-sys.md says why not a wrapper).
 //!
 //! `sys`, `context` and `sampler` make the C interface safe; `load` brings a model up; `request`, `generate` and
-//! `embed` are the work; `text` turns tokens into what may be shown.
+//! `embed` are the work; `text` and `logprobs` turn tokens into what may be shown.
 
 mod context;
 mod embed;
 mod generate;
 mod load;
+mod logprobs;
 mod prefetch;
 mod request;
 mod sampler;

@@ -6,7 +6,7 @@ use crate::{
     template::TemplateError,
 };
 use std::time::{Duration, Instant};
-use warmset_core::inference::CHOICES_MAX;
+use warmset_core::inference::{CHOICES_MAX, TOP_LOGPROBS_MAX};
 
 /// The most stop texts of one request.
 const STOPS_MAX: usize = 64;
@@ -132,6 +132,10 @@ fn check(job: &GenerateJob, loaded: &Loaded) -> Result<(), Refusal> {
     }
     if job.stop.len() > STOPS_MAX || job.stop.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
         return Err(Refusal::invalid("stop", format!("at most {STOPS_MAX} stop texts of {STOP_BYTES_MAX} bytes each")));
+    }
+    if job.output.logprobs.is_some_and(|top| top > TOP_LOGPROBS_MAX) {
+        let message = format!("at most {TOP_LOGPROBS_MAX} alternatives are told for each token");
+        return Err(Refusal::invalid("top_logprobs", message));
     }
     check_sampling(&job.sampling, loaded)
 }

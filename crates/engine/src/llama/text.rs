@@ -10,25 +10,34 @@ pub(super) struct TextFilter {
     held: String,
     /// Text that may be shown and was not taken yet.
     ready: String,
+    /// Bytes of tokens up to what is held, and of all.
+    passed_bytes: usize,
+    pushed_bytes: usize,
+    stop_text: Option<String>,
 }
 
 impl TextFilter {
     pub(super) fn new(stops: &[String]) -> Self {
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        Self { stops, incomplete: Vec::new(), held: String::new(), ready: String::new() }
+        let (incomplete, held, ready) = (Vec::new(), String::new(), String::new());
+        Self { stops, incomplete, held, ready, passed_bytes: 0, pushed_bytes: 0, stop_text: None }
     }
 
     /// Takes the bytes of a token. True once a stop text is complete; it and what follows are dropped.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         self.incomplete.extend_from_slice(bytes);
+        self.pushed_bytes += bytes.len();
         self.take_characters();
         if self.stops.is_empty() {
             self.ready.push_str(&self.held);
             self.held.clear();
+            self.passed_bytes = self.pushed_bytes - self.incomplete.len();
             return false;
         }
-        let first_stop = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(place) = first_stop {
+        let first_stop = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).zip(Some(stop))).min();
+        if let Some((place, stop)) = first_stop {
+            self.stop_text = Some(stop.clone());
+            self.passed_bytes = self.pushed_bytes.saturating_sub(self.incomplete.len() + self.held.len() - place);
             self.ready.push_str(&self.held[..place]);
             self.held.clear();
             self.incomplete.clear();
@@ -37,11 +46,25 @@ impl TextFilter {
         let safe = self.held.len() - self.longest_beginning();
         self.ready.push_str(&self.held[..safe]);
         self.held.drain(..safe);
+        self.passed_bytes = self.pushed_bytes.saturating_sub(self.incomplete.len() + self.held.len());
         false
+    }
+
+    /// Bytes of tokens whose text is shown or may be, in order.
+    pub(super) fn passed_bytes(&self) -> usize {
+        self.passed_bytes
+    }
+
+    /// The stop text that came.
+    pub(super) fn stop_text(&mut self) -> Option<String> {
+        self.stop_text.take()
     }
 
     /// Lets go of everything: no more tokens will come. The beginning of a character without its end is dropped.
     pub(super) fn finish(&mut self) {
+        if self.stop_text.is_none() {
+            self.passed_bytes = self.pushed_bytes;
+        }
         self.ready.push_str(&self.held);
         self.held.clear();
     }

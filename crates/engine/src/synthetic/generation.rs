@@ -35,6 +35,7 @@ pub(super) struct Generation {
     /// Tokens per choice.
     tokens_max: u32,
     stream: bool,
+    logprobs: Option<u32>,
     sequences: Vec<Sequence>,
     received: Instant,
     first_token: Option<Instant>,
@@ -69,6 +70,7 @@ impl Generation {
             prompt_tokens,
             tokens_max: job.max_tokens.unwrap_or(u32::MAX).min(room),
             stream: job.stream,
+            logprobs: job.output.logprobs,
             sequences,
             received: Instant::now(),
             first_token: None,
@@ -105,7 +107,7 @@ impl Generation {
                 self.last_token = Some(now);
             }
             let natural = sequence.natural_tokens.is_some_and(|tokens| sequence.generated >= tokens);
-            let finish = if sequence.filter.stopped() || natural {
+            let finish = if sequence.filter.stopped().is_some() || natural {
                 Some(FinishReason::Stop)
             } else {
                 (sequence.generated >= self.tokens_max).then_some(FinishReason::Length)
@@ -117,11 +119,18 @@ impl Generation {
                 sequence.whole.push_str(&shown);
                 shown = if finish.is_some() { std::mem::take(&mut sequence.whole) } else { String::new() };
             }
+            if let Some(top) = self.logprobs.filter(|_| !shown.is_empty()) {
+                let tokens = text::logprobs(&shown, top);
+                report(FromEngine::Logprobs { request: self.request, choice, tokens });
+            }
             if !shown.is_empty() {
                 report(FromEngine::Delta { request: self.request, choice, text: shown });
             }
             if let Some(finish) = finish {
                 sequence.finished = true;
+                if let Some(stop) = sequence.filter.stopped() {
+                    report(FromEngine::StopText { request: self.request, choice, text: stop.to_owned() });
+                }
                 report(FromEngine::ChoiceDone { request: self.request, choice, finish });
             }
         }

@@ -1,7 +1,7 @@
 //! The synthetic engine, driven in this process as its process drives it.
 
 use super::*;
-use crate::protocol::{EngineKind, FinishReason, Sampling};
+use crate::protocol::{EngineKind, FinishReason, Output, Sampling};
 
 fn engine(spec: &SyntheticSpec, parallel: u32) -> SyntheticEngine {
     let directory = tempfile::tempdir().unwrap();
@@ -31,6 +31,7 @@ fn job(text: &str) -> GenerateJob {
         stop: Vec::new(),
         ignore_end: false,
         stream: true,
+        output: Output::default(),
     }
 }
 

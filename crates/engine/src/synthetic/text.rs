@@ -1,5 +1,7 @@
 //! Pseudo text: words that follow from prompt and seed alone, and the stop texts that cut it.
 
+use crate::protocol::TokenLogprob;
+
 /// Sixty-four words; each is one token.
 const WORDS: [&str; 64] = [
     "amber", "basin", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "jetty", "knoll", "ledge",
@@ -32,6 +34,20 @@ pub(super) fn piece(text_seed: u64, index: u32) -> String {
     if index == 0 { word.to_owned() } else { format!(" {word}") }
 }
 
+/// Words with log probabilities that follow from them; each one with its space is a token.
+pub(super) fn logprobs(text: &str, top: u32) -> Vec<TokenLogprob> {
+    let one = |word: &str| {
+        let share = hash(&[word.as_bytes()]) % 1000 + 1;
+        let logprob = (f32::from(u16::try_from(share).unwrap_or(u16::MAX)) / 1001.0).ln();
+        let alternatives = (0..top).map(|index| {
+            let other = WORDS[index as usize % WORDS.len()];
+            (other.as_bytes().to_vec(), logprob - (index + 1) as f32)
+        });
+        TokenLogprob { bytes: word.as_bytes().to_vec(), logprob, top: alternatives.collect() }
+    };
+    text.split_inclusive(' ').map(one).collect()
+}
+
 /// A unit vector that follows from the text.
 pub(super) fn vector(text: &[u8], length: u32) -> Vec<f32> {
     let values: Vec<f64> = (0..length)
@@ -51,7 +67,7 @@ pub(super) fn vector(text: &[u8], length: u32) -> Vec<f32> {
 pub(super) struct StopFilter {
     stops: Vec<String>,
     held: String,
-    stopped: bool,
+    stopped: Option<String>,
 }
 
 impl StopFilter {
@@ -61,12 +77,13 @@ impl StopFilter {
 
     /// Takes the next piece and returns what may be shown.
     pub(super) fn push(&mut self, piece: &str) -> String {
-        if self.stopped {
+        if self.stopped.is_some() {
             return String::new();
         }
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
-            self.stopped = true;
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).zip(Some(stop))).min();
+        if let Some((at, stop)) = first {
+            self.stopped = Some(stop.clone());
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
@@ -75,9 +92,9 @@ impl StopFilter {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// Whether a stop text has come.
-    pub(super) fn stopped(&self) -> bool {
-        self.stopped
+    /// The stop text that has come.
+    pub(super) fn stopped(&self) -> Option<&str> {
+        self.stopped.as_deref()
     }
 
     /// No more pieces come: what was held back is text.
@@ -121,7 +138,7 @@ mod tests {
             let mut shown = String::new();
             let mut given = String::new();
             for piece in &pieces {
-                if filter.stopped() {
+                if filter.stopped().is_some() {
                     break;
                 }
                 given.push_str(piece);
@@ -129,7 +146,7 @@ mod tests {
             }
             shown.push_str(&filter.finish());
             let first = stops.iter().filter_map(|stop| given.find(stop.as_str())).min();
-            prop_assert_eq!(filter.stopped(), first.is_some());
+            prop_assert_eq!(filter.stopped().is_some(), first.is_some());
             prop_assert_eq!(shown.as_str(), &given[..first.unwrap_or(given.len())]);
         }
     }

@@ -10,7 +10,7 @@ use std::{
 use warmset_engine::{
     process::{EngineProcess, Launcher, SpawnOptions},
     protocol::{
-        EngineKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt, Sampling, SyntheticSpec,
+        EngineKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Output, Prompt, Sampling, SyntheticSpec,
         ToEngine,
     },
 };
@@ -46,6 +46,7 @@ pub(crate) fn job(text: &str, tokens: u32) -> GenerateJob {
         stop: Vec::new(),
         ignore_end: true,
         stream: true,
+        output: Output::default(),
     }
 }
 

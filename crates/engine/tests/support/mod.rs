@@ -5,8 +5,8 @@ use warmset_engine::{
     llama::LlamaEngine,
     port::{Engine, LoadFailure},
     protocol::{
-        EngineKind, FailureKind, FinishReason, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt,
-        Sampling, Timings, ToEngine, TokensOrText, Usage,
+        EngineKind, FailureKind, FinishReason, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Output,
+        Prompt, Sampling, Timings, ToEngine, TokenLogprob, TokensOrText, Usage,
     },
 };
 
@@ -47,6 +47,10 @@ pub(crate) struct Answer {
     pub(crate) texts: BTreeMap<u32, String>,
     pub(crate) deltas: Vec<(u32, String)>,
     pub(crate) finishes: BTreeMap<u32, FinishReason>,
+    pub(crate) logprobs: BTreeMap<u32, Vec<TokenLogprob>>,
+    /// Names and arguments.
+    pub(crate) calls: BTreeMap<u32, Vec<(String, String)>>,
+    pub(crate) stop_texts: BTreeMap<u32, String>,
     pub(crate) done: Option<(Usage, Timings)>,
     pub(crate) vectors: Option<(Vec<Vec<f32>>, u32)>,
     pub(crate) failure: Option<(FailureKind, String, Option<String>)>,
@@ -126,6 +130,21 @@ impl Harness {
                     assert!(!answer.is_over() && !answer.finishes.contains_key(&choice), "text after the end");
                     answer.texts.entry(choice).or_default().push_str(&text);
                     answer.deltas.push((choice, text));
+                }
+                FromEngine::Logprobs { request, choice, tokens } => {
+                    self.answer(request).logprobs.entry(choice).or_default().extend(tokens);
+                }
+                FromEngine::ToolCall { request, choice, call, name } => {
+                    let calls = self.answer(request).calls.entry(choice).or_default();
+                    assert_eq!(calls.len(), call as usize, "calls begin in order");
+                    calls.push((name, String::new()));
+                }
+                FromEngine::ToolArguments { request, choice, call, text } => {
+                    let calls = self.answer(request).calls.entry(choice).or_default();
+                    calls[call as usize].1.push_str(&text);
+                }
+                FromEngine::StopText { request, choice, text } => {
+                    self.answer(request).stop_texts.insert(choice, text);
                 }
                 FromEngine::ChoiceDone { request, choice, finish } => {
                     let before = self.answer(request).finishes.insert(choice, finish);
@@ -211,6 +230,7 @@ pub(crate) fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
         stop: Vec::new(),
         ignore_end: false,
         stream: true,
+        output: Output::default(),
     }
 }
 

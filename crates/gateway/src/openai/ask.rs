@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use warmset_core::{
     Priority,
-    inference::{CHOICES_MAX, GenerateJob, Prompt, Sampling, TokensOrText, Work},
+    inference::{CHOICES_MAX, GenerateJob, Output, Prompt, Sampling, TOP_LOGPROBS_MAX, TokensOrText, Work},
 };
 
 /// Messages of one conversation.
@@ -109,6 +109,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
     let stream = fields.flag("stream")?;
     let (sampling, stop, max_tokens) = (sampling(&fields)?, stops(&fields)?, max_tokens(&fields)?);
     let ignore_end = fields.flag("ignore_eos")?;
+    let output = Output { logprobs: logprobs(route, &fields)?, ..Output::default() };
     let job = |prompt| GenerateJob {
         prompt,
         choices,
@@ -117,6 +118,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
         stop: stop.clone(),
         ignore_end,
         stream,
+        output: output.clone(),
     };
     let jobs = prompts.into_iter().map(|prompt| Work::Generate(Box::new(job(prompt)))).collect();
     let (include_usage, tier) = (include_usage(&fields)?, tier(&fields)?);
@@ -151,11 +153,8 @@ fn model(fields: &Fields<'_>) -> Result<String, ApiError> {
 
 /// What would change the answer and is not built is refused, never passed over.
 fn refuse_unsupported(route: Route, fields: &Fields<'_>) -> Result<(), ApiError> {
-    let common: [(&str, &[&str], &str); 3] = [
-        ("logprobs", &["false"], "log probabilities are not supported"),
-        ("top_logprobs", &["0"], "log probabilities are not supported"),
-        ("prompt_logprobs", &["0"], "log probabilities are not supported"),
-    ];
+    let common: [(&str, &[&str], &str); 1] =
+        [("prompt_logprobs", &["0"], "log probabilities of the prompt are not supported")];
     let chat: [(&str, &[&str], &str); 5] = [
         ("tools", &["[]"], "tools are not supported"),
         ("functions", &["[]"], "functions are not supported"),
@@ -189,6 +188,20 @@ fn refuse_unsupported(route: Route, fields: &Fields<'_>) -> Result<(), ApiError>
 struct ResponseFormat<'a> {
     #[serde(rename = "type", borrow)]
     kind: Text<'a>,
+}
+
+/// How many alternatives are told for each token, if log probabilities are asked for.
+fn logprobs(route: Route, fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    if route == Route::Text {
+        return fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX);
+    }
+    let wanted = fields.flag("logprobs")?;
+    let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::param("top_logprobs", "top_logprobs needs logprobs to be true")),
+    }
 }
 
 fn sampling(fields: &Fields<'_>) -> Result<Sampling, ApiError> {

@@ -98,6 +98,8 @@ fn values_out_of_range_name_their_parameter() {
         ("stream", json!("yes")),
         ("stream_options", json!({"include_usage": 1})),
         ("service_tier", json!("gold")),
+        ("logprobs", json!(3)),
+        ("top_logprobs", json!(21)),
     ] {
         refused(chat(json!({ name: value })), name);
     }
@@ -106,8 +108,8 @@ fn values_out_of_range_name_their_parameter() {
 #[test]
 fn what_is_not_built_is_refused_and_not_passed_over() {
     for (name, value) in [
-        ("logprobs", json!(true)),
         ("top_logprobs", json!(3)),
+        ("prompt_logprobs", json!(1)),
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("required")),
         ("functions", json!([{}])),
@@ -120,8 +122,7 @@ fn what_is_not_built_is_refused_and_not_passed_over() {
     ] {
         refused(chat(json!({ name: value })), name);
     }
-    for (name, value) in [("echo", json!(true)), ("suffix", json!("x")), ("best_of", json!(2)), ("logprobs", json!(1))]
-    {
+    for (name, value) in [("echo", json!(true)), ("suffix", json!("x")), ("best_of", json!(2))] {
         refused(text(json!({ name: value })), name);
     }
     refused(chat(json!({"chat_template_kwargs": {"chat_template": "x"}})), "chat_template");
@@ -202,4 +203,17 @@ fn embeddings_take_the_same_inputs() {
     ] {
         assert_eq!(ask(extra.clone()).unwrap_err().status.as_u16(), 400, "{extra}");
     }
+}
+
+#[test]
+fn log_probabilities_are_asked_for_in_the_way_of_each_route() {
+    let logprobs = |asked: Generation| match &asked.jobs[0] {
+        Work::Generate(job) => job.output.logprobs,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(logprobs(chat(json!({"logprobs": true})).unwrap()), Some(0));
+    assert_eq!(logprobs(chat(json!({"logprobs": true, "top_logprobs": 20})).unwrap()), Some(20));
+    assert_eq!(logprobs(chat(json!({"logprobs": false, "top_logprobs": 0})).unwrap()), None);
+    assert_eq!(logprobs(text(json!({"logprobs": 5})).unwrap()), Some(5));
+    assert_eq!(logprobs(text(json!({"logprobs": null})).unwrap()), None);
 }

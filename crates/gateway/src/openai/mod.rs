@@ -2,7 +2,10 @@
 
 mod ask;
 mod call;
+mod dialect;
+mod embeddings;
 mod fields;
+mod logprobs;
 mod objects;
 mod stream;
 
@@ -20,9 +23,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use call::{Answers, Call, add_usage, reply_of};
+use call::{Answers, Call, reply_of};
+use dialect::{Collected, Encoder};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use objects::{Choice, Envelope};
+use objects::{Completions, Envelope};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use stream::EventStream;
@@ -91,11 +95,11 @@ async fn generate(api: Api, route: Route, request: Request) -> Response {
     });
     match submitted {
         Ok((asked, entry, answers)) => {
-            let envelope = envelope(route, &asked, &entry, &call);
+            let encoder = encoder(route, &asked, &entry, &call);
             if asked.stream {
-                stream_response(&api, call, answers, envelope, asked.choices).await
+                stream_response(&api, call, answers, encoder, asked.choices).await
             } else {
-                whole_response(call, answers, envelope, asked.choices).await
+                whole_response(call, answers, encoder, asked.choices).await
             }
         }
         Err(error) => refuse(call, error),
@@ -139,7 +143,7 @@ async fn embed(call: &mut Call, answers: &mut Answers, asked: &Embedding) -> Res
                 }
                 call.first_token();
                 call.answered(Usage { prompt_tokens, ..Usage::default() });
-                return Ok(objects::embeddings(&asked.model, &vectors, prompt_tokens, asked.encoding));
+                return Ok(embeddings::embeddings(&asked.model, &vectors, prompt_tokens, asked.encoding));
             }
             Some(Reply::Done { .. }) => return Err(ApiError::internal("the engine did not embed")),
             _ => {}
@@ -239,9 +243,9 @@ fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
     said.map_or(config.patience, |said| said.min(config.patience))
 }
 
-fn envelope(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Envelope {
+fn encoder(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Box<dyn Encoder> {
     let prefix = if route == Route::Chat { "chatcmpl" } else { "cmpl" };
-    Envelope {
+    Box::new(Completions::new(Envelope {
         route,
         id: format!("{prefix}-{}", call.name),
         created: unix_seconds(),
@@ -249,7 +253,7 @@ fn envelope(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Env
         fingerprint: entry.route.digest.fingerprint(),
         tier: asked.tier,
         include_usage: asked.include_usage,
-    }
+    }))
 }
 
 fn refuse(mut call: Call, error: ApiError) -> Response {
@@ -266,50 +270,34 @@ fn json_response(call: &Call, body: Vec<u8>) -> Response {
     response
 }
 
-async fn whole_response(mut call: Call, mut answers: Answers, envelope: Envelope, choices: u32) -> Response {
-    match collect(&mut call, &mut answers, choices).await {
-        Ok((choices, usage)) => {
+async fn whole_response(mut call: Call, mut answers: Answers, mut encoder: Box<dyn Encoder>, choices: u32) -> Response {
+    let answered = collect(&mut call, &mut answers, choices).await.and_then(|collected| {
+        let body = encoder.whole(collected.choices()?, collected.usage);
+        Ok((body, collected.usage))
+    });
+    match answered {
+        Ok((body, usage)) => {
             call.answered(usage);
-            json_response(&call, envelope.whole(&choices, usage))
+            json_response(&call, body)
         }
         Err(error) => refuse(call, error),
     }
 }
 
-async fn collect(call: &mut Call, answers: &mut Answers, choices: u32) -> Result<(Vec<Choice>, Usage), ApiError> {
-    let mut read: Vec<Vec<Choice>> = Vec::new();
-    let mut usage = Usage::default();
+async fn collect(call: &mut Call, answers: &mut Answers, choices: u32) -> Result<Collected, ApiError> {
+    let mut collected = Collected::new(answers.len(), choices);
     while !answers.all_ended() {
         let (request, update) = answers.next().await;
         let Some(reply) = reply_of(update)? else { continue };
-        if read.len() <= request {
-            read.resize_with(request + 1, || vec![Choice::default(); choices as usize]);
+        if let Reply::Started { start, worker, .. } = &reply {
+            call.started(*start, *worker);
         }
-        let nobody = || ApiError::internal("the engine answered for a choice nobody asked for");
-        match reply {
-            Reply::Queued { .. } | Reply::Loading { .. } => {}
-            Reply::Started { start, worker, .. } => call.started(start, worker),
-            Reply::Delta { choice, text } => {
-                let choice = read[request].get_mut(choice as usize).ok_or_else(nobody)?;
-                choice.text.push_str(&text);
-            }
-            Reply::ChoiceDone { choice, finish } => {
-                read[request].get_mut(choice as usize).ok_or_else(nobody)?.finish = Some(finish);
-            }
-            Reply::Done { usage: used, timings } => {
-                call.first_token_after_start(timings.first_token_seconds);
-                add_usage(&mut usage, used);
-            }
-            Reply::Embedded { .. } | Reply::Failed { .. } | Reply::Rejected(_) => {
-                return Err(ApiError::internal("the engine answered something else than was asked"));
-            }
+        collected.take(request, reply)?;
+        if let Some(seconds) = collected.first_token_seconds.take() {
+            call.first_token_after_start(seconds);
         }
     }
-    let choices: Vec<Choice> = read.into_iter().flatten().collect();
-    if choices.iter().any(|choice| choice.finish.and_then(objects::finish_word).is_none()) {
-        return Err(ApiError::internal("the engine ended without ending every choice"));
-    }
-    Ok((choices, usage))
+    Ok(collected)
 }
 
 /// The status line waits a moment: a refusal gets its own status, and headers tell how the model was found. After
@@ -318,7 +306,7 @@ async fn stream_response(
     api: &Api,
     mut call: Call,
     mut answers: Answers,
-    envelope: Envelope,
+    encoder: Box<dyn Encoder>,
     choices: u32,
 ) -> Response {
     let requests = answers.len();
@@ -351,7 +339,7 @@ async fn stream_response(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     call.write_headers(headers);
     let events =
-        EventStream::new(answers, call, envelope, (requests, choices), (api.config.heartbeat_interval, started));
+        EventStream::new(answers, call, encoder, (requests, choices), (api.config.heartbeat_interval, started));
     *response.body_mut() = Body::from_stream(events.into_stream());
     response
 }

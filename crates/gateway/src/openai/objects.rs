@@ -1,9 +1,14 @@
-//! OpenAI's response objects, written field by field as its official clients read them.
+//! OpenAI's chat and completion objects, written field by field as its official clients read them.
 
-use super::ask::{Encoding, Route, Tier};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde::{Serialize, Serializer};
-use warmset_core::inference::{FinishReason, Usage};
+use super::{
+    ask::{Route, Tier},
+    dialect::{Choice, Encoder, write_event},
+    logprobs::{self, ChatLogprobs, TextLogprobs},
+};
+use crate::errors::ApiError;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use warmset_core::inference::{FinishReason, TokenLogprob, Usage};
 
 /// What all objects of one response share.
 #[derive(Debug, Clone)]
@@ -61,7 +66,7 @@ impl From<Usage> for UsageObject {
 struct ChatChunkChoice<'a> {
     index: u32,
     delta: Delta<'a>,
-    logprobs: (),
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -71,13 +76,33 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta<'a>; 1]>,
+}
+
+/// A part of a call: its first one has identity and name.
+#[derive(Serialize)]
+struct CallDelta<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
 }
 
 #[derive(Serialize)]
 struct TextChoice<'a> {
     index: u32,
     text: &'a str,
-    logprobs: (),
+    logprobs: Option<TextLogprobs>,
     finish_reason: Option<&'static str>,
 }
 
@@ -85,34 +110,51 @@ struct TextChoice<'a> {
 struct ChatChoice<'a> {
     index: u32,
     message: ChatMessage<'a>,
-    logprobs: (),
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
 }
 
 #[derive(Serialize)]
 struct ChatMessage<'a> {
     role: &'static str,
-    content: &'a str,
+    /// Null if there are calls and no text.
+    content: Option<&'a str>,
     refusal: (),
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call<'a>>,
 }
 
-/// One complete choice.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Choice {
-    pub(crate) text: String,
-    pub(crate) finish: Option<FinishReason>,
+#[derive(Serialize)]
+struct Call<'a> {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Function<'a>,
 }
 
-/// OpenAI's word for why a choice ended; none for one that was broken off.
-pub(crate) fn finish_word(finish: FinishReason) -> Option<&'static str> {
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+/// OpenAI's word for why a choice ended.
+fn finish_word(finish: FinishReason) -> &'static str {
     match finish {
-        FinishReason::Stop => Some("stop"),
-        FinishReason::Length => Some("length"),
-        FinishReason::Cancelled => None,
+        FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
+        // One that was broken off is never written.
+        FinishReason::Stop | FinishReason::Cancelled => "stop",
     }
 }
 
 impl Envelope {
+    /// The name of a call, which no other call has.
+    fn call_id(&self, index: u32, call: u32) -> String {
+        let own = self.id.rsplit('-').next().unwrap_or_default();
+        format!("call_{own}{index:02x}{call:02x}")
+    }
+
     fn object<Choice: Serialize>(
         &self,
         object: &'static str,
@@ -138,126 +180,129 @@ impl Envelope {
             Route::Chat => "chat.completion.chunk",
             Route::Text => "text_completion",
         };
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&self.object(object, choice, self.include_usage.then_some(usage)));
-        out.extend_from_slice(b"\n\n");
+        write_event(None, &self.object(object, choice, self.include_usage.then_some(usage)), out);
     }
 
-    /// The event that opens a choice of a chat.
-    pub(crate) fn write_role(&self, index: u32, out: &mut Vec<u8>) {
-        if self.route == Route::Chat {
-            let delta = Delta { role: Some("assistant"), content: Some("") };
-            self.event(&[ChatChunkChoice { index, delta, logprobs: (), finish_reason: None }], None, out);
+    fn chunk(&self, index: u32, delta: Delta<'_>, logprobs: Option<ChatLogprobs<'_>>, out: &mut Vec<u8>) {
+        self.event(&[ChatChunkChoice { index, delta, logprobs, finish_reason: None }], None, out);
+    }
+
+    fn chat_choice<'a>(&self, index: u32, choice: &'a Choice) -> ChatChoice<'a> {
+        let calls = (0..).zip(&choice.calls).map(|(call, made)| Call {
+            id: self.call_id(index, call),
+            kind: "function",
+            function: Function { name: &made.name, arguments: &made.arguments },
+        });
+        let content = (choice.calls.is_empty() || !choice.text.is_empty()).then_some(choice.text.as_str());
+        let message = ChatMessage { role: "assistant", content, refusal: (), tool_calls: calls.collect() };
+        let finish_reason = choice.finish.map_or("stop", finish_word);
+        ChatChoice { index, message, logprobs: logprobs::chat(&choice.logprobs), finish_reason }
+    }
+}
+
+/// Writes chats and completions.
+#[derive(Debug)]
+pub(crate) struct Completions {
+    envelope: Envelope,
+    /// Tokens of a choice that go with its next text.
+    tokens: BTreeMap<u32, Vec<TokenLogprob>>,
+    /// Characters of a choice that are written, for `text_offset`.
+    offsets: BTreeMap<u32, usize>,
+}
+
+impl Completions {
+    pub(crate) fn new(envelope: Envelope) -> Self {
+        Self { envelope, tokens: BTreeMap::new(), offsets: BTreeMap::new() }
+    }
+}
+
+impl Encoder for Completions {
+    fn open(&mut self, index: u32, out: &mut Vec<u8>) {
+        if self.envelope.route == Route::Chat {
+            let delta = Delta { role: Some("assistant"), content: Some(""), tool_calls: None };
+            self.envelope.chunk(index, delta, None, out);
         }
     }
 
-    /// The event with more text of a choice.
-    pub(crate) fn write_text(&self, index: u32, text: &str, out: &mut Vec<u8>) {
-        match self.route {
+    fn logprobs(&mut self, index: u32, tokens: Vec<TokenLogprob>) {
+        self.tokens.entry(index).or_default().extend(tokens);
+    }
+
+    fn text(&mut self, index: u32, text: &str, out: &mut Vec<u8>) {
+        let tokens = self.tokens.remove(&index).unwrap_or_default();
+        match self.envelope.route {
             Route::Chat => {
-                let delta = Delta { role: None, content: Some(text) };
-                self.event(&[ChatChunkChoice { index, delta, logprobs: (), finish_reason: None }], None, out);
-            }
-            Route::Text => self.event(&[TextChoice { index, text, logprobs: (), finish_reason: None }], None, out),
-        }
-    }
-
-    /// The event that ends a choice.
-    pub(crate) fn write_finish(&self, index: u32, word: &'static str, out: &mut Vec<u8>) {
-        let finish_reason = Some(word);
-        match self.route {
-            Route::Chat => {
-                let delta = Delta::default();
-                self.event(&[ChatChunkChoice { index, delta, logprobs: (), finish_reason }], None, out);
-            }
-            Route::Text => self.event(&[TextChoice { index, text: "", logprobs: (), finish_reason }], None, out),
-        }
-    }
-
-    /// The event with what the request used, if it was asked for, and the sentinel.
-    pub(crate) fn write_end(&self, usage: Usage, out: &mut Vec<u8>) {
-        if self.include_usage {
-            self.event::<TextChoice<'_>>(&[], Some(usage), out);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
-    }
-
-    /// The whole answer as one object.
-    pub(crate) fn whole(&self, choices: &[Choice], usage: Usage) -> Vec<u8> {
-        let numbered = || (0..).zip(choices);
-        let word = |choice: &Choice| choice.finish.and_then(finish_word).unwrap_or("stop");
-        match self.route {
-            Route::Chat => {
-                let choices: Vec<ChatChoice<'_>> = numbered()
-                    .map(|(index, choice)| {
-                        let message = ChatMessage { role: "assistant", content: &choice.text, refusal: () };
-                        ChatChoice { index, message, logprobs: (), finish_reason: word(choice) }
-                    })
-                    .collect();
-                self.object("chat.completion", &choices, Some(Some(usage)))
+                let delta = Delta { content: Some(text), ..Delta::default() };
+                self.envelope.chunk(index, delta, logprobs::chat(&tokens), out);
             }
             Route::Text => {
-                let choices: Vec<TextChoice<'_>> = numbered()
+                let logprobs = logprobs::completion(&tokens, self.offsets.entry(index).or_default());
+                self.envelope.event(&[TextChoice { index, text, logprobs, finish_reason: None }], None, out);
+            }
+        }
+    }
+
+    fn call(&mut self, index: u32, call: u32, name: &str, out: &mut Vec<u8>) {
+        let function = FunctionDelta { name: Some(name), arguments: "" };
+        let id = Some(self.envelope.call_id(index, call));
+        let begun = CallDelta { index: call, id, kind: Some("function"), function };
+        self.envelope.chunk(index, Delta { tool_calls: Some([begun]), ..Delta::default() }, None, out);
+    }
+
+    fn arguments(&mut self, index: u32, call: u32, text: &str, out: &mut Vec<u8>) {
+        let function = FunctionDelta { name: None, arguments: text };
+        let more = CallDelta { index: call, id: None, kind: None, function };
+        self.envelope.chunk(index, Delta { tool_calls: Some([more]), ..Delta::default() }, None, out);
+    }
+
+    fn finish(&mut self, index: u32, finish: FinishReason, _: Option<&str>, out: &mut Vec<u8>) {
+        if self.tokens.contains_key(&index) {
+            // Tokens without any text to go with.
+            self.text(index, "", out);
+        }
+        let finish_reason = Some(finish_word(finish));
+        match self.envelope.route {
+            Route::Chat => {
+                let delta = Delta::default();
+                self.envelope.event(&[ChatChunkChoice { index, delta, logprobs: None, finish_reason }], None, out);
+            }
+            Route::Text => {
+                self.envelope.event(&[TextChoice { index, text: "", logprobs: None, finish_reason }], None, out);
+            }
+        }
+    }
+
+    fn end(&mut self, usage: Usage, out: &mut Vec<u8>) {
+        if self.envelope.include_usage {
+            self.envelope.event::<TextChoice<'_>>(&[], Some(usage), out);
+        }
+        write_event(None, b"[DONE]", out);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        write_event(None, error.json().as_bytes(), out);
+    }
+
+    fn whole(&mut self, choices: &[Choice], usage: Usage) -> Vec<u8> {
+        match self.envelope.route {
+            Route::Chat => {
+                let choices: Vec<ChatChoice<'_>> =
+                    (0..).zip(choices).map(|(index, choice)| self.envelope.chat_choice(index, choice)).collect();
+                self.envelope.object("chat.completion", &choices, Some(Some(usage)))
+            }
+            Route::Text => {
+                let choices: Vec<TextChoice<'_>> = (0..)
+                    .zip(choices)
                     .map(|(index, choice)| {
-                        let finish_reason = Some(word(choice));
-                        TextChoice { index, text: &choice.text, logprobs: (), finish_reason }
+                        let finish_reason = Some(choice.finish.map_or("stop", finish_word));
+                        let logprobs = logprobs::completion(&choice.logprobs, &mut 0);
+                        TextChoice { index, text: &choice.text, logprobs, finish_reason }
                     })
                     .collect();
-                self.object("text_completion", &choices, Some(Some(usage)))
+                self.envelope.object("text_completion", &choices, Some(Some(usage)))
             }
         }
     }
-}
-
-#[derive(Serialize)]
-struct EmbeddingList<'a> {
-    object: &'static str,
-    data: Vec<EmbeddingObject<'a>>,
-    model: &'a str,
-    usage: EmbeddingUsage,
-}
-
-#[derive(Serialize)]
-struct EmbeddingObject<'a> {
-    object: &'static str,
-    index: usize,
-    embedding: Vector<'a>,
-}
-
-#[derive(Serialize)]
-struct EmbeddingUsage {
-    prompt_tokens: u32,
-    total_tokens: u32,
-}
-
-struct Vector<'a> {
-    numbers: &'a [f32],
-    encoding: Encoding,
-}
-
-impl Serialize for Vector<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.encoding {
-            Encoding::Float => self.numbers.serialize(serializer),
-            Encoding::Base64 => {
-                let bytes: Vec<u8> = self.numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                serializer.serialize_str(&STANDARD.encode(bytes))
-            }
-        }
-    }
-}
-
-/// The answer to `/v1/embeddings`.
-pub(crate) fn embeddings(model: &str, vectors: &[Vec<f32>], prompt_tokens: u32, encoding: Encoding) -> Vec<u8> {
-    let objects = vectors.iter().enumerate().map(|(index, numbers)| EmbeddingObject {
-        object: "embedding",
-        index,
-        embedding: Vector { numbers, encoding },
-    });
-    let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
-    let list = EmbeddingList { object: "list", data: objects.collect(), model, usage };
-    // Texts and numbers can always be written as JSON (a number that is none becomes null).
-    serde_json::to_vec(&list).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -265,24 +310,15 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn envelope(route: Route, include_usage: bool) -> Envelope {
+    fn envelope(route: Route, include_usage: bool) -> Completions {
         let (id, model, fingerprint) = ("x-1".into(), "m".into(), "fp_0".into());
-        Envelope { route, id, created: 5, model, fingerprint, tier: Some(Tier::Flex), include_usage }
-    }
-
-    #[test]
-    fn embeddings_are_little_endian_base64_or_numbers() {
-        let vectors = [vec![1.0_f32, -2.5]];
-        let float: Value = serde_json::from_slice(&embeddings("m", &vectors, 3, Encoding::Float)).unwrap();
-        assert_eq!(float["data"][0]["embedding"], json!([1.0, -2.5]));
-        assert_eq!(float["usage"], json!({"prompt_tokens": 3, "total_tokens": 3}));
-        let base64: Value = serde_json::from_slice(&embeddings("m", &vectors, 3, Encoding::Base64)).unwrap();
-        assert_eq!(base64["data"][0]["embedding"], "AACAPwAAIMA=");
+        let tier = Some(Tier::Flex);
+        Completions::new(Envelope { route, id, created: 5, model, fingerprint, tier, include_usage })
     }
 
     #[test]
     fn whole_answers_have_both_shapes() {
-        let choices = [Choice { text: "hi".into(), finish: Some(FinishReason::Length) }];
+        let choices = [Choice { text: "hi".into(), finish: Some(FinishReason::Length), ..Choice::default() }];
         let usage = Usage { prompt_tokens: 4, completion_tokens: 2, cached_tokens: 1 };
         let chat: Value = serde_json::from_slice(&envelope(Route::Chat, false).whole(&choices, usage)).unwrap();
         let expected = json!({
@@ -303,13 +339,13 @@ mod tests {
     #[test]
     fn usage_is_null_in_every_chunk_but_the_last_and_only_if_asked_for() {
         let mut out = Vec::new();
-        envelope(Route::Chat, true).write_text(0, "a", &mut out);
+        envelope(Route::Chat, true).text(0, "a", &mut out);
         assert!(String::from_utf8_lossy(&out).contains("\"usage\":null"));
         out.clear();
-        envelope(Route::Chat, false).write_text(0, "a", &mut out);
+        envelope(Route::Chat, false).text(0, "a", &mut out);
         assert!(!String::from_utf8_lossy(&out).contains("usage"));
         out.clear();
-        envelope(Route::Chat, true).write_end(Usage::default(), &mut out);
+        envelope(Route::Chat, true).end(Usage::default(), &mut out);
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("\"choices\":[],\"usage\":{\"prompt_tokens\":0"), "{text}");
         assert!(text.ends_with("\n\ndata: [DONE]\n\n"), "{text}");

@@ -3,14 +3,14 @@
 
 use super::{
     call::{Answers, Call, add_usage, reply_of},
-    objects::{Envelope, finish_word},
+    dialect::{self, Encoder},
 };
 use crate::{errors::ApiError, frontend::Update};
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use std::{fmt, time::Duration};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
-use warmset_core::inference::{Reply, Usage};
+use warmset_core::inference::{FinishReason, Reply, Usage};
 
 /// Bytes written at once when several chunks are already here.
 const WRITE_BYTES: usize = 16 << 10;
@@ -42,10 +42,11 @@ enum Phase {
 pub(crate) struct EventStream {
     answers: Answers,
     call: Call,
-    envelope: Envelope,
+    encoder: Box<dyn Encoder>,
     /// Choices of each request.
     choices: u32,
     opened: Vec<bool>,
+    stop_texts: Vec<Option<String>>,
     finished: Vec<bool>,
     usage: Usage,
     phase: Phase,
@@ -57,7 +58,7 @@ impl EventStream {
     pub(crate) fn new(
         answers: Answers,
         call: Call,
-        envelope: Envelope,
+        encoder: Box<dyn Encoder>,
         (requests, choices): (usize, u32),
         (interval, started): (Duration, bool),
     ) -> Self {
@@ -67,9 +68,9 @@ impl EventStream {
         let mut heartbeat = tokio::time::interval_at(first, interval);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let comment = ": waiting".to_owned();
-        let (opened, finished) = (vec![false; total], vec![false; total]);
+        let (opened, finished, stop_texts) = (vec![false; total], vec![false; total], vec![None; total]);
         let (usage, phase) = (Usage::default(), Phase::Waiting);
-        Self { answers, call, envelope, choices, opened, finished, usage, phase, heartbeat, comment }
+        Self { answers, call, encoder, choices, opened, stop_texts, finished, usage, phase, heartbeat, comment }
     }
 
     /// The events as a body.
@@ -148,24 +149,37 @@ impl EventStream {
                 self.call.started(start, worker);
                 self.comment = ": running".to_owned();
             }
-            Reply::Delta { choice, text } => match self.index(request, choice) {
-                Some(index) => {
-                    self.call.first_token();
-                    self.open(index, out);
-                    if !text.is_empty() {
-                        self.envelope.write_text(index, &text, out);
-                    }
+            Reply::Logprobs { choice, tokens } => {
+                self.with_choice(request, choice, out, |events, index, _| events.encoder.logprobs(index, tokens));
+            }
+            Reply::Delta { choice, text } => self.with_choice(request, choice, out, |events, index, out| {
+                if !text.is_empty() {
+                    events.encoder.text(index, &text, out);
                 }
-                None => self.fail(&ApiError::internal("the engine answered for a choice nobody asked for"), out),
-            },
-            Reply::ChoiceDone { choice, finish } => match (self.index(request, choice), finish_word(finish)) {
-                (Some(index), Some(word)) => {
-                    self.open(index, out);
-                    self.finished[index as usize] = true;
-                    self.envelope.write_finish(index, word, out);
-                }
-                _ => self.fail(&ApiError::internal("the engine broke the answer off"), out),
-            },
+            }),
+            Reply::ToolCall { choice, call, name } => {
+                self.with_choice(request, choice, out, |events, index, out| {
+                    events.encoder.call(index, call, &name, out);
+                });
+            }
+            Reply::ToolArguments { choice, call, text } => {
+                self.with_choice(request, choice, out, |events, index, out| {
+                    events.encoder.arguments(index, call, &text, out);
+                });
+            }
+            Reply::StopText { choice, text } => {
+                self.with_choice(request, choice, out, |events, index, _| {
+                    events.stop_texts[index as usize] = Some(text);
+                });
+            }
+            Reply::ChoiceDone { finish: FinishReason::Cancelled, .. } => {
+                self.fail(&ApiError::internal("the engine broke the answer off"), out);
+            }
+            Reply::ChoiceDone { choice, finish } => self.with_choice(request, choice, out, |events, index, out| {
+                events.finished[index as usize] = true;
+                let stop_text = events.stop_texts[index as usize].take();
+                events.encoder.finish(index, finish, stop_text.as_deref(), out);
+            }),
             Reply::Done { usage, .. } => {
                 add_usage(&mut self.usage, usage);
                 if self.answers.all_ended() {
@@ -173,36 +187,44 @@ impl EventStream {
                 }
             }
             Reply::Embedded { .. } | Reply::Failed { .. } | Reply::Rejected(_) => {
-                self.fail(&ApiError::internal("the engine answered something else than was asked"), out);
+                self.fail(&dialect::something_else(), out);
             }
         }
     }
 
-    /// The place of a choice in the whole response.
-    fn index(&self, request: usize, choice: u32) -> Option<u32> {
-        (choice < self.choices).then(|| u32::try_from(request).ok()?.checked_mul(self.choices)?.checked_add(choice))?
-    }
-
-    fn open(&mut self, index: u32, out: &mut Vec<u8>) {
-        self.phase = Phase::Answering;
-        if !std::mem::replace(&mut self.opened[index as usize], true) {
-            self.envelope.write_role(index, out);
+    /// Does something with a choice, which is opened first if it was not.
+    fn with_choice(
+        &mut self,
+        request: usize,
+        choice: u32,
+        out: &mut Vec<u8>,
+        act: impl FnOnce(&mut Self, u32, &mut Vec<u8>),
+    ) {
+        match dialect::place(request, choice, self.choices) {
+            Ok(index) if !self.finished[index as usize] => {
+                self.phase = Phase::Answering;
+                self.call.first_token();
+                if !std::mem::replace(&mut self.opened[index as usize], true) {
+                    self.encoder.open(index, out);
+                }
+                act(self, index, out);
+            }
+            Ok(_) => self.fail(&dialect::something_else(), out),
+            Err(error) => self.fail(&error, out),
         }
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.finished.iter().all(|finished| *finished) {
-            return self.fail(&ApiError::internal("the engine ended without ending every choice"), out);
+            return self.fail(&dialect::not_ended(), out);
         }
-        self.envelope.write_end(self.usage, out);
+        self.encoder.end(self.usage, out);
         self.call.answered(self.usage);
         self.phase = Phase::Ended;
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(error.json().as_bytes());
-        out.extend_from_slice(b"\n\n");
+        self.encoder.fail(error, out);
         self.call.failed(error);
         self.phase = Phase::Breaking;
     }

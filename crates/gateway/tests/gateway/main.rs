@@ -4,5 +4,6 @@
 mod admin;
 mod edge;
 mod openai;
+mod shapes;
 mod storm;
 mod support;

@@ -7,7 +7,7 @@ use tokio::{io::AsyncWriteExt, sync::mpsc};
 use warmset_core::{
     Priority, TenantId,
     gateway::Settings,
-    inference::{FinishReason, GenerateJob, Prompt, Reply, Sampling, Work},
+    inference::{FinishReason, GenerateJob, Output, Prompt, Reply, Sampling, Work},
     worker::{Rejection, StartKind},
 };
 use warmset_gateway::{
@@ -25,6 +25,7 @@ fn submission(number: u64) -> Submission {
         stop: Vec::new(),
         ignore_end: false,
         stream: true,
+        output: Output::default(),
     };
     Submission {
         tenant: TenantId::anonymous(),

@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use warmset_core::{
     Bytes, Digest, Footprint, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId,
-    inference::{GenerateJob, Prompt, Reply, Sampling, Work},
+    inference::{GenerateJob, Output, Prompt, Reply, Sampling, Work},
     worker::{LedgerLine, LoadError, ModelSpec, ModelState, Settings, StartKind},
 };
 use warmset_engine::protocol::{EngineKind, SyntheticFailure, SyntheticSpec};
@@ -196,6 +196,7 @@ impl World {
             stop: Vec::new(),
             ignore_end: true,
             stream: true,
+            output: Output::default(),
         };
         self.ask_work(digest, class, Work::Generate(Box::new(job)))
     }
