@@ -2,8 +2,9 @@
 
 #![cfg(feature = "llama")]
 
-#[path = "support/mod.rs"]
+#[path = "shapes/mod.rs"]
 mod shapes;
+#[path = "support/mod.rs"]
 mod support;
 
 use std::collections::BTreeSet;
