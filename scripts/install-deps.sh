@@ -35,12 +35,17 @@ oldest=$(printf '%s\n%s\n' "$rust_minimum" "$rust_version" | sort -V | head -n 1
 [ "$oldest" = "$rust_minimum" ] || fail "Rust $rust_version is too old; $rust_minimum or newer is needed: rustup update stable"
 
 # The stamp holds the list that was installed, so that a changed pin installs again.
-requirements=tests/requirements.txt
-stamp=build/venv/requirements.installed
-if ! cmp -s "$requirements" "$stamp"; then
-    echo "making build/venv" >&2
-    mkdir -p build
-    [ -x build/venv/bin/python ] || python3 -m venv build/venv
-    build/venv/bin/python -m pip install -q --disable-pip-version-check -r "$requirements"
-    cp "$requirements" "$stamp"
-fi
+make_environment() {
+    local environment=$1 requirements=$2 stamp=$1/requirements.installed
+    if ! cmp -s "$requirements" "$stamp"; then
+        echo "making $environment" >&2
+        mkdir -p build
+        [ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+        "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$requirements"
+        cp "$requirements" "$stamp"
+    fi
+}
+
+make_environment build/venv tests/requirements.txt
+# What commands start must not share packages with the tests.
+make_environment build/xllamacpp-venv tests/servers/requirements.txt

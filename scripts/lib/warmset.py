@@ -311,6 +311,20 @@ def alive(pid):
         return False
 
 
+def descendants(pid):
+    """Every process that came of this one and still runs."""
+    children = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (parent := parent_of(int(entry))) is not None:
+            children.setdefault(parent, []).append(int(entry))
+    found, waiting = [], [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return sorted(child for child in found if alive(child))
+
+
 def engine_processes(server_pid):
     """The children of a server that run the same binary as an engine."""
     found = []

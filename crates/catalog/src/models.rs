@@ -18,6 +18,9 @@ pub const MODELS_MAX: u64 = 10_000;
 pub struct ModelSettings {
     /// The implementation that serves it.
     pub engine: String,
+    /// The configured runtime that serves it, for the engine `command`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
     /// Never evicted; loaded at start.
     pub pin: bool,
     /// Class of requests that name none, and protection from lower classes.
@@ -48,6 +51,7 @@ impl Default for ModelSettings {
     fn default() -> Self {
         Self {
             engine: "llama".to_owned(),
+            runtime: None,
             pin: false,
             priority: Priority::Standard,
             max_concurrency: None,

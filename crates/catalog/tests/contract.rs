@@ -37,6 +37,7 @@ async fn a_model_comes_back_as_it_was_added() {
     let (catalog, _directory) = open().await;
     let mut new = new_model("org/a:7b", 1);
     new.settings = ModelSettings {
+        runtime: Some("llama-server".into()),
         engine: "synthetic".into(),
         pin: true,
         priority: Priority::Critical,

@@ -109,6 +109,7 @@ fn main() {
         parallel,
         threads,
         accelerators: Vec::new(),
+        command: None,
     };
     let before = memory();
     let begin = Instant::now();

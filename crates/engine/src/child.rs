@@ -31,9 +31,53 @@ pub const EXIT_PARENT_GONE: u8 = 4;
 pub const EXIT_PROTOCOL: u8 = 5;
 /// The model needs more memory than there is.
 pub const EXIT_OUT_OF_MEMORY: u8 = 6;
+/// The server that a command started has ended by itself.
+pub const EXIT_SERVER_ENDED: u8 = 7;
 
-/// Runs an engine process: what the hidden command `engine` does.
-pub fn run() -> ExitCode {
+/// What a process of this program may do as an engine: decided here, once, for every kind of engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Computes by itself: no network, no other program.
+    Sealed,
+    /// Stands between the worker and a server that a command starts: keeps the network, which that server needs.
+    Host,
+    /// Started by a host: starts the server, and ends every process that came of it when the host is gone.
+    Guard,
+}
+
+impl Role {
+    /// The role that an engine of this kind needs.
+    pub fn of(engine: EngineKind) -> Self {
+        match engine {
+            EngineKind::Llama | EngineKind::Synthetic => Self::Sealed,
+            EngineKind::Command => Self::Host,
+        }
+    }
+
+    /// The argument after `engine` on the command line.
+    pub(crate) fn argument(self) -> Option<&'static str> {
+        match self {
+            Self::Sealed => None,
+            Self::Host => Some("host"),
+            Self::Guard => Some("guard"),
+        }
+    }
+
+    fn parse(argument: Option<&str>) -> Option<Self> {
+        [Self::Sealed, Self::Host, Self::Guard].into_iter().find(|role| role.argument() == argument)
+    }
+}
+
+/// Runs an engine process: what the hidden command `engine` does, with the argument that follows it, if any.
+pub fn run(argument: Option<&str>) -> ExitCode {
+    let role = match Role::parse(argument) {
+        Some(Role::Guard) => return crate::command::guard::run(),
+        Some(role) => role,
+        None => {
+            log("this command is started by `warmset serve`, not by hand");
+            return ExitCode::from(EXIT_NOT_A_CHILD);
+        }
+    };
     let socket = match harden::take_socket() {
         Ok(socket) => socket,
         Err(message) => {
@@ -41,11 +85,15 @@ pub fn run() -> ExitCode {
             return ExitCode::from(EXIT_NOT_A_CHILD);
         }
     };
-    if let Err(message) = harden::shut_in(&socket) {
+    if let Err(message) = harden::shut_in(&socket, role) {
         log(&message);
         return ExitCode::from(EXIT_PARENT_GONE);
     }
-    match serve(socket) {
+    let served = match role {
+        Role::Host => crate::command::host(socket),
+        Role::Sealed | Role::Guard => serve(socket),
+    };
+    match served {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             log(&format!("the worker is gone: {error}"));
@@ -55,7 +103,7 @@ pub fn run() -> ExitCode {
 }
 
 /// Standard error is the engine's log.
-fn log(message: &str) {
+pub(crate) fn log(message: &str) {
     // A log that cannot be written must not end the process.
     let _ = writeln!(std::io::stderr(), "warmset engine: {message}");
 }
@@ -192,6 +240,9 @@ fn construct(kind: EngineKind) -> Result<Box<dyn Engine>, String> {
         EngineKind::Llama => Ok(Box::new(crate::llama::LlamaEngine::new())),
         #[cfg(not(feature = "llama"))]
         EngineKind::Llama => Err("this build has no llama.cpp; build it with the feature `llama`".into()),
+        EngineKind::Command => {
+            Err("a process without network starts no server: the worker chose the wrong role".into())
+        }
     }
 }
 

@@ -7,6 +7,7 @@ pub mod port;
 pub mod protocol;
 
 pub mod child;
+pub mod command;
 pub mod frame;
 pub mod gguf;
 #[cfg(feature = "llama")]

@@ -2,9 +2,16 @@
 //!
 //! Anonymous and shared memory is the process's own. Pages of the artifact's files are counted apart, since several
 //! processes may map them and they are counted once. Pages of the program and its libraries are overhead: they are
-//! there once, whatever is loaded.
+//! there once, whatever is loaded. A tree of processes that a command started brings programs and libraries of its own,
+//! which are there because of it alone: there all file pages count, once however many processes of the tree map them.
 
-use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt, path::PathBuf};
+use crate::process::tree;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+};
 use warmset_core::{Bytes, Footprint};
 
 /// Bytes of one process.
@@ -18,6 +25,8 @@ pub struct Measurement {
     pub artifact_file_bytes: Bytes,
     /// Resident pages of all other files: program and libraries.
     pub other_file_bytes: Bytes,
+    /// Resident pages of programs and libraries that a command brought.
+    pub command_file_bytes: Bytes,
     /// The most that was ever resident, of all kinds.
     pub peak_resident_bytes: Bytes,
 }
@@ -45,19 +54,64 @@ impl Measurement {
         Ok(measured)
     }
 
-    fn add_mappings(&mut self, smaps: &str, artifact: &BTreeSet<FileIdentity>) {
-        let mut mapping = Mapping::default();
-        for line in smaps.lines() {
-            if let Some(next) = Mapping::begin(line) {
-                self.add(&mapping, artifact);
-                mapping = next;
-            } else if let Some(bytes) = field(line, "Rss:") {
-                mapping.resident_bytes = bytes;
-            } else if let Some(bytes) = field(line, "Anonymous:") {
-                mapping.anonymous_bytes = bytes;
+    /// Measures a process and everything that came of it. What forked processes still share counts once.
+    pub fn of_tree(root: u32, artifact: &[PathBuf]) -> io::Result<Self> {
+        let artifact = artifact.iter().map(identity).collect::<io::Result<BTreeSet<_>>>()?;
+        let own = identity(&std::env::current_exe()?)?;
+        let mut sum = Self::default();
+        let mut files = BTreeMap::new();
+        for pid in std::iter::once(root).chain(tree::descendants(root)) {
+            match sum.add_process(pid, &mut files) {
+                // It has ended since it was found.
+                Err(_) if pid != root => {}
+                added => added?,
             }
         }
-        self.add(&mapping, artifact);
+        for (file, (is_shared_memory, bytes)) in files {
+            if is_shared_memory {
+                sum.shared_memory_bytes += bytes;
+            } else if artifact.contains(&file) {
+                sum.artifact_file_bytes += bytes;
+            } else if file == own {
+                sum.other_file_bytes += bytes;
+            } else {
+                sum.command_file_bytes += bytes;
+            }
+        }
+        let files = sum.artifact_file_bytes + sum.other_file_bytes + sum.command_file_bytes;
+        sum.peak_resident_bytes += files + sum.shared_memory_bytes;
+        Ok(sum)
+    }
+
+    /// Adds what one process of a tree has for itself; `files` gets the most that any of them maps of each file.
+    fn add_process(&mut self, pid: u32, files: &mut BTreeMap<FileIdentity, (bool, Bytes)>) -> io::Result<()> {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let (status, smaps) = (read("status")?, read("smaps")?);
+        let mut mapped: BTreeMap<FileIdentity, (bool, Bytes)> = BTreeMap::new();
+        let mut anonymous = 0;
+        for_each_mapping(&smaps, |mapping| {
+            anonymous += mapping.anonymous_bytes;
+            if mapping.file.inode != 0 {
+                let entry = mapped.entry(mapping.file).or_insert((mapping.is_shared_memory, 0));
+                entry.1 += mapping.resident_bytes.saturating_sub(mapping.anonymous_bytes);
+            }
+        });
+        let file_bytes: Bytes = mapped.values().map(|(_, bytes)| bytes).sum();
+        // Its share of what forked processes have in common; kernels before 5.11 do not tell it.
+        let share = read("smaps_rollup").ok().map(|text| kibibytes(&text, "Pss_Anon")).filter(|bytes| *bytes > 0);
+        let share = share.unwrap_or(anonymous);
+        self.anonymous_bytes += share;
+        let grown = kibibytes(&status, "VmHWM").saturating_sub(file_bytes).saturating_sub(anonymous);
+        self.peak_resident_bytes += share + grown;
+        for (file, (is_shared_memory, bytes)) in mapped {
+            let known = files.entry(file).or_insert((is_shared_memory, 0));
+            known.1 = known.1.max(bytes);
+        }
+        Ok(())
+    }
+
+    fn add_mappings(&mut self, smaps: &str, artifact: &BTreeSet<FileIdentity>) {
+        for_each_mapping(smaps, |mapping| self.add(mapping, artifact));
     }
 
     fn add(&mut self, mapping: &Mapping, artifact: &BTreeSet<FileIdentity>) {
@@ -75,7 +129,7 @@ impl Measurement {
     /// What the process holds now, as the ledger counts it.
     pub fn steady(&self, accelerator_bytes: &[Bytes]) -> Footprint {
         Footprint {
-            private_host_bytes: self.anonymous_bytes + self.shared_memory_bytes,
+            private_host_bytes: self.anonymous_bytes + self.shared_memory_bytes + self.command_file_bytes,
             shared_host_bytes: self.artifact_file_bytes,
             accelerator_bytes: accelerator_bytes.to_vec(),
         }
@@ -88,6 +142,22 @@ impl Measurement {
         let private = self.peak_resident_bytes.saturating_sub(files).max(steady.private_host_bytes);
         Footprint { private_host_bytes: private, ..steady }
     }
+}
+
+/// Calls `take` with every mapping of a process.
+fn for_each_mapping(smaps: &str, mut take: impl FnMut(&Mapping)) {
+    let mut mapping = Mapping::default();
+    for line in smaps.lines() {
+        if let Some(next) = Mapping::begin(line) {
+            take(&mapping);
+            mapping = next;
+        } else if let Some(bytes) = field(line, "Rss:") {
+            mapping.resident_bytes = bytes;
+        } else if let Some(bytes) = field(line, "Anonymous:") {
+            mapping.anonymous_bytes = bytes;
+        }
+    }
+    take(&mapping);
 }
 
 /// Host bytes of the server itself and of its spare engines: what the reserve is for.
@@ -190,6 +260,30 @@ mod tests {
         assert!(after.anonymous_bytes >= before.anonymous_bytes + (grown.len() as u64) - (1 << 20));
         assert!(after.peak_resident_bytes >= after.anonymous_bytes);
         assert!(after.other_file_bytes > 0, "the program's own pages");
+    }
+
+    #[test]
+    fn a_tree_is_measured_whole_and_shared_pages_once() {
+        let script = "sleep 600 & sleep 600 & echo ready; wait";
+        let mut shell = std::process::Command::new("sh");
+        let mut shell = shell.args(["-c", script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut ready).unwrap();
+        let tree = Measurement::of_tree(shell.id(), &[]).unwrap();
+        let mut below = tree::descendants(shell.id());
+        below.push(shell.id());
+        let each: Vec<Measurement> = below.iter().map(|pid| Measurement::of(*pid, &[]).unwrap()).collect();
+        let anonymous: Bytes = each.iter().map(|one| one.anonymous_bytes).sum();
+        let files: Bytes = each.iter().map(|one| one.other_file_bytes).sum();
+        let program = fs::canonicalize("/bin/sleep").unwrap();
+        let as_artifact = Measurement::of_tree(shell.id(), &[program]).unwrap();
+        tree::kill_descendants(shell.id());
+        shell.wait().unwrap();
+        assert!(tree.anonymous_bytes > 0 && tree.anonymous_bytes <= anonymous, "{tree:?} {anonymous}");
+        assert!(tree.command_file_bytes > 0 && tree.command_file_bytes < files, "{tree:?} {files}");
+        assert_eq!(tree.steady(&[]).private_host_bytes, tree.anonymous_bytes + tree.command_file_bytes);
+        assert!(as_artifact.artifact_file_bytes > 0, "{as_artifact:?}");
+        assert!(tree.peak(&[]).private_host_bytes >= tree.steady(&[]).private_host_bytes);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 #![expect(missing_docs, reason = "the fields of messages say by name what they are")]
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 pub use warmset_core::inference::{
     FailureKind, FinishReason, Function, GenerateJob, Output, Prompt, Sampling, TextFormat, Timings, TokenLogprob,
@@ -27,6 +27,8 @@ pub enum EngineKind {
     Llama,
     /// Declared bytes and times, for tests and demonstrations.
     Synthetic,
+    /// A server with OpenAI's routes, started by a command.
+    Command,
 }
 
 /// What the engine does with requests.
@@ -72,6 +74,42 @@ pub struct LoadRequest {
     pub threads: u32,
     /// Accelerators to use, 0 being the first; empty for the processor.
     pub accelerators: Vec<u32>,
+    /// The command to start; only for [`EngineKind::Command`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Box<CommandRequest>>,
+}
+
+/// What an engine that is a command must know beside its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandRequest {
+    /// How the server is started.
+    pub runtime: Runtime,
+    /// The model's name in the catalog: `${NAME}`.
+    pub name: String,
+    /// What the server knows the model by: `${MODEL}` where there are no files.
+    pub model: String,
+}
+
+/// How to start a server with OpenAI's routes. Command and environment may hold variables: see `command::variables`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runtime {
+    /// Its name in the configuration.
+    pub name: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// All of its environment, but for a minimal `PATH`.
+    pub env: BTreeMap<String, String>,
+    /// The directory it starts in.
+    pub cwd: Option<PathBuf>,
+    /// The user it runs as; none keeps the server's own.
+    pub user: Option<String>,
+    /// What `CUDA_VISIBLE_DEVICES` is; none shows the accelerators that the worker chose.
+    pub visible_devices: Option<String>,
+    /// The path that answers 200 once it can serve.
+    pub health: String,
+    /// How long it may take until then.
+    pub health_timeout_seconds: u64,
 }
 
 /// What the engine reports.

@@ -12,6 +12,6 @@ mod store;
 
 pub use error::StoreError;
 pub use import::ARTIFACT_BYTES_MAX;
-pub use manifest::{MANIFEST_FILES_MAX, Manifest, ManifestError, ManifestFile};
+pub use manifest::{MANIFEST_FILES_MAX, Manifest, ManifestError, ManifestFile, definition_digest};
 pub use source::{SourceError, parse_source};
 pub use store::{QUARANTINED_FILES_MAX, Removed, Store, StoredFile, Verified, path_in};

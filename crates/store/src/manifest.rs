@@ -11,6 +11,8 @@ const FILE_NAME_BYTES_MAX: usize = 255;
 /// Separates this use of SHA-256 from every other; its number grows when the canonical form changes.
 const DOMAIN: &[u8] = b"warmset manifest 1\0";
 
+const DEFINITION_DOMAIN: &[u8] = b"warmset runtime 1\0";
+
 /// One file of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,8 +35,14 @@ pub struct Manifest {
     pub context_tokens: u32,
     /// The implementation that serves it.
     pub engine: String,
-    /// Its files, the one to open first.
+    /// Its files, the one to open first. Only a model that a command serves may have none.
     pub files: Vec<ManifestFile>,
+    /// What the server of a command knows the model by, where that is no file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The [`definition_digest`] of the runtime that serves it, for a model that a command serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime_sha256: Option<Digest>,
     /// SHA-256 of a chat template that replaces the one in the file.
     pub template_sha256: Option<Digest>,
 }
@@ -53,10 +61,16 @@ pub enum ManifestError {
     Json(String),
 }
 
+/// The identity of a definition that a manifest refers to.
+pub fn definition_digest(text: &str) -> Digest {
+    Digest(Sha256::new().chain_update(DEFINITION_DOMAIN).chain_update(text.as_bytes()).finalize().into())
+}
+
 impl Manifest {
     /// Checks the bounds and the file names.
     pub fn check(&self) -> Result<(), ManifestError> {
-        if self.files.is_empty() || self.files.len() > MANIFEST_FILES_MAX {
+        let least = usize::from(self.runtime_sha256.is_none());
+        if self.files.len() < least || self.files.len() > MANIFEST_FILES_MAX {
             return Err(ManifestError::FileCount(self.files.len()));
         }
         let mut names = std::collections::BTreeSet::new();
@@ -98,9 +112,31 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn no_files() -> Manifest {
+        Manifest {
+            context_tokens: 0,
+            engine: "command".into(),
+            files: Vec::new(),
+            model: None,
+            runtime_sha256: None,
+            template_sha256: None,
+        }
+    }
+
+    #[test]
+    fn only_a_command_needs_no_file() {
+        assert_eq!(no_files().digest(), Err(ManifestError::FileCount(0)));
+        let runtime_sha256 = Some(definition_digest("x"));
+        let one = Manifest { runtime_sha256, model: Some("a".into()), ..no_files() };
+        let other = Manifest { model: Some("b".into()), ..one.clone() };
+        let changed = Manifest { runtime_sha256: Some(definition_digest("y")), ..one.clone() };
+        assert!(one.digest().unwrap() != other.digest().unwrap() && one.digest() != changed.digest());
+        assert_eq!(Manifest::from_canonical_json(&one.canonical_json().unwrap()), Ok(one));
+    }
+
     fn example() -> Manifest {
         let file = ManifestFile { name: "model.gguf".into(), sha256: Digest([0x11; 32]), size_bytes: 98_362_432 };
-        Manifest { context_tokens: 4096, engine: "llama".into(), files: vec![file], template_sha256: None }
+        Manifest { context_tokens: 4096, engine: "llama".into(), files: vec![file], ..no_files() }
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Server {
         let digest = stored.model.digest;
         self.artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
         let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
-        self.agent.configure(settings::model_config(stored, measured.as_ref())?);
+        self.agent.configure(settings::model_config(stored, &self.repository.runtimes, measured.as_ref())?);
         Ok(())
     }
 

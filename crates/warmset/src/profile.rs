@@ -58,7 +58,7 @@ pub(crate) async fn run_alone(repository: &Repository, root: &Path, name: &str) 
             artifacts,
             clock: Clock::start(),
         },
-        vec![settings::model_config(&stored, None)?],
+        vec![settings::model_config(&stored, &repository.runtimes, None)?],
     )?;
     let measured = measure(&agent, &stored).await;
     agent.drain().await;

@@ -8,7 +8,7 @@ use crate::{
     facts::{self, Listeners},
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
-    repository::Repository,
+    repository::{Repository, Runtimes},
     settings, warmth,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -58,7 +58,8 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let listener = bind(plan.listen).await?;
     let admin_listener = bind(plan.admin_listen).await?;
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
-    let repository = Arc::new(Repository::open(lock.root()).await?);
+    let runtimes = Runtimes::new(plan.config.runtimes.iter().cloned());
+    let repository = Arc::new(Repository::open(lock.root(), runtimes).await?);
     take_configured(&repository, &plan, output).await?;
     let server = start(&plan, repository, lock.root(), listen).await?;
     lock.announce(&admin_listen.to_string())?;
@@ -139,6 +140,9 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 
 /// Takes the models of the configuration file into catalog and store.
 async fn take_configured(repository: &Repository, plan: &Plan, output: Output) -> Result<()> {
+    for name in repository.follow_runtimes().await? {
+        tracing::warn!(%name, "the runtime of a model was defined anew: it has another digest");
+    }
     let pools = pools(&plan.settings);
     for model in &plan.config.models {
         let checked = model.check_place(&pools, plan.config.devices.len());
@@ -221,7 +225,7 @@ async fn start_worker(
         }
         artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
         let measured = repository.catalog.measurement(&digest, &plan.worker_type).await?;
-        models.push(settings::model_config(&stored, measured.as_ref())?);
+        models.push(settings::model_config(&stored, &repository.runtimes, measured.as_ref())?);
     }
     let config = AgentConfig {
         worker: WORKER,

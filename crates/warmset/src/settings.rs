@@ -3,7 +3,7 @@
 use crate::{
     config::{Config, units::format_bytes},
     machine,
-    repository::Stored,
+    repository::{Runtimes, Stored},
 };
 use anyhow::{Result, bail};
 use std::{collections::BTreeSet, time::Duration};
@@ -128,10 +128,13 @@ pub(crate) fn gateway_settings(config: &Config) -> gateway::Settings {
 }
 
 /// What the worker must know of a model. What was measured on this kind of machine replaces what was estimated.
-pub(crate) fn model_config(stored: &Stored, measured: Option<&Measurement>) -> Result<ModelConfig> {
+pub(crate) fn model_config(
+    stored: &Stored,
+    runtimes: &Runtimes,
+    measured: Option<&Measurement>,
+) -> Result<ModelConfig> {
     let settings = &stored.model.settings;
     let shape = &stored.shape;
-    let Some(artifact) = stored.manifest.files.first() else { bail!("{} has no files", stored.model.name) };
     let spec = ModelSpec {
         digest: stored.model.digest,
         name: stored.model.name.clone(),
@@ -140,7 +143,8 @@ pub(crate) fn model_config(stored: &Stored, measured: Option<&Measurement>) -> R
         pin: settings.pin,
         parallel: settings.parallel,
         keep_alive: settings.keep_alive_seconds.and_then(crate::config::units::duration_of_seconds),
-        artifact: artifact.sha256,
+        // Nothing that a command serves by itself is shared with anybody.
+        artifact: stored.manifest.files.first().map_or(stored.model.digest, |file| file.sha256),
         peak: measured.map_or_else(|| shape.peak.clone(), |measured| measured.peak.clone()),
         steady: measured.map_or_else(|| shape.steady.clone(), |measured| measured.steady.clone()),
         measured: measured.is_some(),
@@ -148,7 +152,8 @@ pub(crate) fn model_config(stored: &Stored, measured: Option<&Measurement>) -> R
         memory_cap: settings.memory_cap_bytes,
     };
     let engine = crate::repository::parse_engine(&settings.engine).map_err(|reason| anyhow::anyhow!(reason))?;
-    Ok(ModelConfig { spec, engine, files: stored.files.clone(), context_tokens: settings.context_tokens })
+    let (files, context_tokens, command) = (stored.files.clone(), settings.context_tokens, stored.command(runtimes));
+    Ok(ModelConfig { spec, engine, files, context_tokens, command })
 }
 
 fn rewarm_seconds(stored: &Stored, measured: Option<&Measurement>) -> f64 {

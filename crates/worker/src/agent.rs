@@ -24,7 +24,7 @@ use warmset_core::{
     inference::Reply,
     worker::{Action, Event, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
 };
-use warmset_engine::process::Launcher;
+use warmset_engine::{child::Role, process::Launcher};
 
 /// Facts kept for a receiver that falls behind.
 pub const FACTS_KEPT: usize = 4096;
@@ -286,6 +286,7 @@ impl RunLoop {
                     let exit = warmset_core::worker::Exit::Crashed(message);
                     return events.push_back(Event::Exited { digest, generation, exit });
                 };
+                let engine = model.engine;
                 let birth = Birth {
                     generation,
                     model,
@@ -294,7 +295,8 @@ impl RunLoop {
                     threads,
                     verify_seconds,
                     log: log_path(&self.logs, &digest),
-                    spare: self.spare.take(),
+                    // The spare has given up what a command needs.
+                    spare: if Role::of(engine) == Role::Sealed { self.spare.take() } else { None },
                     launcher: self.launcher.clone(),
                     commands: self.commands.clone(),
                 };

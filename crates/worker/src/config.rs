@@ -5,7 +5,7 @@ use warmset_core::{
     Digest, Instant, WorkerId,
     worker::{LoadError, ModelSpec, Settings},
 };
-use warmset_engine::protocol::EngineKind;
+use warmset_engine::protocol::{CommandRequest, EngineKind};
 
 /// Monotonic time since the server began. Copies share their origin, so that instants of different parts compare.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,8 @@ pub struct ModelConfig {
     pub files: Vec<PathBuf>,
     /// Tokens one sequence may hold; 0 takes the model's own limit.
     pub context_tokens: u32,
+    /// The command that serves it; only for [`EngineKind::Command`].
+    pub command: Option<CommandRequest>,
 }
 
 /// What a worker is.

@@ -23,6 +23,7 @@ use warmset_core::{
     worker::{CancelCause, Event, Exit, Generation, KvSource, LoadError, LoadTimings, Rejection},
 };
 use warmset_engine::{
+    child::Role,
     measure::Measurement,
     process::{EngineProcess, Launcher},
     protocol::{FromEngine, KvGrant, LoadRequest, LoadedInfo, ToEngine},
@@ -115,7 +116,7 @@ impl Life {
     /// Gets a process, caps it, tells it what to load.
     async fn begin(&mut self, orders: &mut UnboundedReceiver<Order>) -> Result<EngineProcess, Exit> {
         let (launcher, log) = (self.birth.launcher.clone(), self.birth.log.clone());
-        let spare = self.birth.spare.take();
+        let (spare, role) = (self.birth.spare.take(), Role::of(self.birth.model.engine));
         let getting = async move {
             let waiting = match spare {
                 Some(spare) => spare.take().await,
@@ -123,7 +124,7 @@ impl Life {
             };
             match waiting {
                 Some(process) => Ok(process),
-                None => spare::spawn(&launcher, log).await,
+                None => spare::spawn(&launcher, role, log).await,
             }
         };
         tokio::pin!(getting);
@@ -158,6 +159,7 @@ impl Life {
             parallel: self.birth.model.spec.parallel,
             threads: self.birth.threads,
             accelerators: self.birth.accelerators.iter().map(to_accelerator).collect(),
+            command: self.birth.model.command.clone().map(Box::new),
         }));
         for order in early {
             self.obey(order, &process);
@@ -331,8 +333,11 @@ impl Life {
 
     /// Reads the figures of the operating system, on a thread that may block.
     fn measure(&self, pid: u32) -> Measuring {
-        let files = self.birth.model.files.clone();
-        let reading = tokio::task::spawn_blocking(move || Measurement::of(pid, &files));
+        let (files, role) = (self.birth.model.files.clone(), Role::of(self.birth.model.engine));
+        let reading = tokio::task::spawn_blocking(move || match role {
+            Role::Host => Measurement::of_tree(pid, &files),
+            Role::Sealed | Role::Guard => Measurement::of(pid, &files),
+        });
         Box::pin(async move { reading.await.map_err(std::io::Error::other).flatten() })
     }
 

@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 use tokio::sync::oneshot;
-use warmset_engine::process::{EngineProcess, Launcher, SpawnError, SpawnOptions};
+use warmset_engine::{
+    child::Role,
+    process::{EngineProcess, Launcher, SpawnError, SpawnOptions},
+};
 
 /// How long an engine process may take to start.
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(30);
@@ -31,7 +34,7 @@ impl Spare {
         let pid = Arc::new(AtomicU32::new(0));
         let (launcher, known_pid) = (launcher.clone(), Arc::clone(&pid));
         tokio::spawn(async move {
-            match spawn(&launcher, log).await {
+            match spawn(&launcher, Role::Sealed, log).await {
                 Ok(process) => {
                     known_pid.store(process.pid(), Ordering::SeqCst);
                     // If nobody wants it any more, dropping it ends it.
@@ -55,6 +58,6 @@ impl Spare {
 }
 
 /// Starts an engine process.
-pub(crate) async fn spawn(launcher: &Launcher, log: PathBuf) -> Result<EngineProcess, SpawnError> {
-    launcher.spawn(SpawnOptions { log, hello_deadline: HELLO_DEADLINE }).await
+pub(crate) async fn spawn(launcher: &Launcher, role: Role, log: PathBuf) -> Result<EngineProcess, SpawnError> {
+    launcher.spawn_as(role, SpawnOptions { log, hello_deadline: HELLO_DEADLINE }).await
 }

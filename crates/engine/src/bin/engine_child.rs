@@ -10,10 +10,10 @@ use warmset_engine::{
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [command, program, model, directory] = arguments.as_slice() else {
-        return warmset_engine::child::run();
+        return warmset_engine::child::run(arguments.get(1).map(String::as_str));
     };
     if command != "parent" {
-        return warmset_engine::child::run();
+        return warmset_engine::child::run(Some(program));
     }
     match be_parent(program.into(), model.into(), directory.into()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,6 +44,7 @@ fn be_parent(program: PathBuf, model: PathBuf, directory: PathBuf) -> Result<(),
                     parallel: 1,
                     threads: 1,
                     accelerators: Vec::new(),
+                    command: None,
                 }));
                 while waits && !matches!(process.receive().await?, Some(FromEngine::Loaded(_)) | None) {}
             }

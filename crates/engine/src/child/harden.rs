@@ -1,6 +1,7 @@
 //! How an engine process shuts itself in: no network, no core file, no inherited descriptors, no life after its parent.
 #![expect(unsafe_code, reason = "namespaces and inherited descriptors have no safe interface")]
 
+use super::Role;
 use rustix::{
     fs::{Mode, OFlags},
     process::{Resource, Rlimit, Signal},
@@ -64,8 +65,10 @@ fn close_others(kept: RawFd) {
 }
 
 /// Gives up what an engine does not need. Only a parent that is gone is an error; the rest is best effort.
-pub(super) fn shut_in(socket: &UnixStream) -> Result<(), String> {
-    if let Err(error) = leave_network() {
+pub(super) fn shut_in(socket: &UnixStream, role: Role) -> Result<(), String> {
+    if role == Role::Sealed
+        && let Err(error) = leave_network()
+    {
         super::log(&format!("keeps the network, as the system does not allow to leave it: {error}"));
     }
     let no_core = Rlimit { current: Some(0), maximum: Some(0) };

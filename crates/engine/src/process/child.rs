@@ -6,7 +6,7 @@ use super::{
     log::EngineLog,
 };
 use crate::{
-    child::EXIT_OUT_OF_MEMORY,
+    child::{EXIT_OUT_OF_MEMORY, EXIT_SERVER_ENDED},
     frame::{self, FrameError, FrameReader},
     protocol::{FromEngine, ToEngine},
 };
@@ -19,13 +19,17 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use tokio::{
     io::{AsyncWriteExt, Interest, unix::AsyncFd},
     net::{UnixStream, unix::OwnedWriteHalf},
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
 };
 use warmset_core::{Bytes, worker::Exit};
+
+/// How long the processes of a command may outlive the one that keeps them, which kills them first of all.
+const TREE_END_DEADLINE: Duration = Duration::from_secs(30);
 
 /// What several tasks know of one process.
 #[derive(Debug)]
@@ -99,6 +103,7 @@ impl EngineProcess {
         socket: std::io::Result<UnixStream>,
         log: Arc<Mutex<EngineLog>>,
         launcher: Launcher,
+        tree: Option<oneshot::Receiver<()>>,
     ) -> std::io::Result<Self> {
         let parts = socket.and_then(|socket| Ok((socket, watch_for_end(rustix::io::dup(&pidfd)?)?)));
         let (socket, watched) = match parts {
@@ -117,7 +122,7 @@ impl EngineProcess {
         });
         let (exit_sender, exit) = watch::channel(None);
         let pid = child.id();
-        let reaper = Reaper { child, shared: Arc::clone(&shared) };
+        let reaper = Reaper { child, shared: Arc::clone(&shared), tree };
         tokio::spawn(reaper.wait(watched, exit_sender));
         let (messages, queue) = mpsc::unbounded_channel();
         tokio::spawn(write_messages(write, queue));
@@ -274,6 +279,8 @@ enum Cap {
 struct Reaper {
     child: Child,
     shared: Arc<Shared>,
+    /// Resolves when the processes that it started are gone too; none if it starts none.
+    tree: Option<oneshot::Receiver<()>>,
 }
 
 impl Reaper {
@@ -291,6 +298,15 @@ impl Reaper {
                 Err(error) => break Err(error),
             }
         };
+        if let Some(tree) = self.tree.take()
+            && tokio::time::timeout(TREE_END_DEADLINE, tree).await.is_err()
+        {
+            let pid = self.child.id();
+            tracing::error!(
+                pid,
+                "processes of an engine that has ended are still there; their memory is counted as free"
+            );
+        }
         let cap = self.close_group();
         let described = match status {
             Ok(status) => self.describe(status, cap),
@@ -326,6 +342,9 @@ impl Reaper {
             Some(code) if code == i32::from(EXIT_OUT_OF_MEMORY) => {
                 Exit::Crashed("it got no more memory; its log says for what (`warmset model logs`)".into())
             }
+            Some(code) if code == i32::from(EXIT_SERVER_ENDED) => Exit::Crashed(
+                "the server that its command had started ended; its log says how (`warmset model logs`)".into(),
+            ),
             Some(code) => Exit::Crashed(format!("exit code {code}")),
             None => Exit::Crashed(status.to_string()),
         }
@@ -341,7 +360,8 @@ impl Drop for Reaper {
     }
 }
 
-fn signal_name(number: i32) -> String {
+/// A signal as people know it.
+pub(crate) fn signal_name(number: i32) -> String {
     let name = match Signal::from_named_raw(number) {
         Some(Signal::ABORT) => " (aborted)",
         Some(Signal::BUS) => " (bad memory access; a mapped file may have been cut)",

@@ -9,6 +9,7 @@ use super::{
     log::{EngineLog, pump},
 };
 use crate::{
+    child::Role,
     frame::{FrameError, FrameReader},
     protocol::{FromEngine, PROTOCOL_VERSION},
 };
@@ -32,7 +33,7 @@ const KEPT_ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "RUST_LOG"];
 /// thousand looks take about as long as the wake-up they save. docs/user-guide/measuring.md has the figures.
 const BARRIER_SPINS: &str = "1000";
 /// The hidden command that makes the program an engine process.
-const ENGINE_ARGUMENT: &str = "engine";
+pub(crate) const ENGINE_ARGUMENT: &str = "engine";
 
 /// How to start one.
 #[derive(Debug, Clone)]
@@ -94,13 +95,18 @@ impl Launcher {
         Ok(Self { program: program.into(), orders })
     }
 
-    /// Starts a process and waits until it is initialised.
+    /// Starts a process for any engine that needs nothing but its files, and waits until it is initialised.
     pub async fn spawn(&self, options: SpawnOptions) -> Result<EngineProcess, SpawnError> {
+        self.spawn_as(Role::Sealed, options).await
+    }
+
+    /// Starts a process with the freedoms of a role and waits until it is initialised.
+    pub async fn spawn_as(&self, role: Role, options: SpawnOptions) -> Result<EngineProcess, SpawnError> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let (log_reader, log_writer) = std::io::pipe()?;
         let mut command = Box::new(Command::new(&*self.program));
-        command.arg(ENGINE_ARGUMENT).current_dir("/").process_group(0).env_clear();
+        command.arg(ENGINE_ARGUMENT).args(role.argument()).current_dir("/").process_group(0).env_clear();
         for name in KEPT_ENVIRONMENT {
             if let Some(value) = std::env::var_os(name) {
                 command.env(name, value);
@@ -117,9 +123,18 @@ impl Launcher {
         let log = Arc::new(Mutex::new(EngineLog::new(options.log)));
         let pipe = tokio::net::unix::pipe::Receiver::from_owned_fd(log_reader.into());
         let socket = tokio::net::UnixStream::from_std(ours);
+        let (written, log_ends) = oneshot::channel();
+        // A host's whole process tree holds the log's writing end: it is gone when the log ends.
+        let tree = (role == Role::Host).then_some(log_ends);
         // From here on, dropping the process kills and reaps the child.
-        let mut process = EngineProcess::new(started.child, started.pidfd, socket, Arc::clone(&log), self.clone())?;
-        tokio::spawn(pump(pipe?, log));
+        let own = Arc::clone(&log);
+        let mut process = EngineProcess::new(started.child, started.pidfd, socket, own, self.clone(), tree)?;
+        let pipe = pipe?;
+        tokio::spawn(async move {
+            pump(pipe, log).await;
+            // Nobody waits for the end of a sealed engine's log.
+            let _ = written.send(());
+        });
         match tokio::time::timeout(options.hello_deadline, hello(&mut process)).await {
             Ok(result) => result.map(|()| process),
             Err(_) => Err(SpawnError::Deadline(options.hello_deadline)),

@@ -7,8 +7,11 @@ mod child;
 mod launcher;
 mod limit;
 mod log;
+pub(crate) mod tree;
 
+pub(crate) use child::signal_name;
 pub use child::{EngineKiller, EngineProcess, EngineSender};
+pub(crate) use launcher::ENGINE_ARGUMENT;
 pub use launcher::{Launcher, SpawnError, SpawnOptions};
 pub use limit::MemoryLimit;
 pub use log::{LOG_BYTES_MAX, log_files};

@@ -14,6 +14,7 @@ fn engine(spec: &SyntheticSpec, parallel: u32) -> SyntheticEngine {
         parallel,
         threads: 1,
         accelerators: (0..u32::try_from(spec.accelerator_bytes.len()).unwrap()).collect(),
+        command: None,
     };
     let mut engine = SyntheticEngine::default();
     let info = engine.load(&request, &mut |_| {}).unwrap();
@@ -159,6 +160,7 @@ fn a_spec_with_unknown_keys_or_the_wrong_number_of_accelerators_is_refused_for_g
             parallel: 1,
             threads: 1,
             accelerators: Vec::new(),
+            command: None,
         };
         let failure = SyntheticEngine::default().load(&request, &mut |_| {}).unwrap_err();
         assert_eq!(failure.fault, LoadFault::Artifact, "{failure:?}");

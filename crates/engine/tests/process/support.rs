@@ -34,6 +34,7 @@ pub(crate) fn load_request(file: PathBuf) -> LoadRequest {
         parallel: 2,
         threads: 1,
         accelerators: Vec::new(),
+        command: None,
     }
 }
 

@@ -37,7 +37,15 @@ fn file(name: &str) -> PathBuf {
 
 pub(crate) fn request(path: PathBuf, context_tokens: u32, parallel: u32) -> LoadRequest {
     let files = vec![path];
-    LoadRequest { engine: EngineKind::Llama, files, context_tokens, parallel, threads: 1, accelerators: Vec::new() }
+    LoadRequest {
+        engine: EngineKind::Llama,
+        files,
+        context_tokens,
+        parallel,
+        threads: 1,
+        accelerators: Vec::new(),
+        command: None,
+    }
 }
 
 /// What is known of one request.

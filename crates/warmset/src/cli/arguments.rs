@@ -1,7 +1,7 @@
 //! The command line, as clap reads it.
 
 use crate::{
-    config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, units},
+    config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
 };
 use clap::{
@@ -58,7 +58,10 @@ pub(crate) enum Command {
     },
     /// An engine process; started by the worker only
     #[command(hide = true)]
-    Engine,
+    Engine {
+        /// What kind of engine process
+        role: Option<String>,
+    },
 }
 
 /// `warmset serve`
@@ -168,14 +171,17 @@ pub(crate) enum AliasCommand {
 pub(crate) struct AddArguments {
     /// What callers will name it
     name: String,
-    /// A path or a file:// URL
+    /// A path, a file:// URL, or command:ID for what the runtime's server finds itself
     source: String,
     /// Further names
     #[arg(long = "alias", value_name = "NAME")]
     aliases: Vec<String>,
-    /// Engine, llama or synthetic [default: llama for .gguf]
+    /// Engine, llama, command or synthetic [default: llama for .gguf, command with --runtime]
     #[arg(long, value_parser = parse_engine)]
     engine: Option<EngineKind>,
+    /// Configured runtime that serves it, for --engine command
+    #[arg(long, value_name = "NAME", value_parser = parse_runtime)]
+    runtime: Option<String>,
     /// Never evict it, and load it at start
     #[arg(long)]
     pin: bool,
@@ -220,6 +226,7 @@ impl AddArguments {
             aliases: self.aliases,
             digest: None,
             engine: self.engine,
+            runtime: self.runtime,
             pin: self.pin.then_some(true),
             priority: self.priority,
             max_concurrency: self.max_concurrency,

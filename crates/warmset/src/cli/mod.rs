@@ -23,8 +23,8 @@ pub(crate) fn main() -> ExitCode {
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Before anything else happens in this process: an engine shuts itself in.
-    if matches!(arguments.command, Command::Engine) {
-        return warmset_engine::child::run();
+    if let Command::Engine { role } = &arguments.command {
+        return warmset_engine::child::run(role.as_deref());
     }
     if is_serve_elsewhere(&matches) {
         let reason = "--server says where a server runs already: `warmset serve` takes --listen and --admin-listen";
@@ -74,7 +74,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             output::print_bytes(&script);
             Ok(ExitCode::SUCCESS)
         }
-        Command::Engine => Ok(ExitCode::from(EXIT_FAILED)),
+        Command::Engine { .. } => Ok(ExitCode::from(EXIT_FAILED)),
     }
 }
 

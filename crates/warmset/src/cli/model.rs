@@ -12,7 +12,7 @@ use crate::{
     },
     output::{Output, bytes_of, fields, short_digest, table, text_of},
     profile,
-    repository::{ModelOptions, Repository, is_unknown, measurement_json, model_json, parse_name},
+    repository::{ModelOptions, Repository, command_source, is_unknown, measurement_json, model_json, parse_name},
     settings,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -124,6 +124,9 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
 
 /// No engine would follow from a directory's name, which is not what is wrong with it.
 fn refuse_directory(source: &str) -> Result<()> {
+    if command_source(source).is_some() {
+        return Ok(());
+    }
     let path = parse_source(source)?;
     if path.is_dir() {
         bail!("{} is a directory: give a model file in it, such as one that ends in .gguf", path.display());
@@ -132,6 +135,9 @@ fn refuse_directory(source: &str) -> Result<()> {
 }
 
 fn absolute(source: &str) -> Result<String> {
+    if command_source(source).is_some() {
+        return Ok(source.to_owned());
+    }
     let path = std::path::absolute(parse_source(source)?)?;
     path.into_os_string().into_string().map_err(|path| anyhow!("the path {} is not UTF-8", path.display()))
 }
@@ -304,13 +310,14 @@ fn list_text(document: &Value) -> String {
 
 fn show_text(document: &Value) -> String {
     let aliases = document["aliases"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let by = if document["runtime"].is_null() { "architecture" } else { "runtime" };
     let mut pairs = vec![
         ("name", text_of(document, "name")),
         ("digest", text_of(document, "digest")),
         ("state", text_of(document, "state")),
         ("aliases", aliases.collect::<Vec<_>>().join(", ")),
         ("source", text_of(document, "source")),
-        ("engine", format!("{} ({})", text_of(document, "engine"), text_of(document, "architecture"))),
+        ("engine", format!("{} ({})", text_of(document, "engine"), text_of(document, by))),
         ("file", bytes_of(document, "size_bytes")),
         ("memory", memory_text(document)),
     ];

@@ -4,7 +4,7 @@ use super::arguments::GlobalArguments;
 use crate::{
     client::{CallError, Client, DEFAULT_ADMIN},
     data::{self, DataLock, Locked},
-    repository::Repository,
+    repository::{Repository, Runtimes},
 };
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ impl Place {
         match locked {
             Locked::Server(address) => Ok(Self::Server(Client::new(&address)?)),
             Locked::Here(lock) => {
-                let repository = Box::new(Repository::open(lock.root()).await?);
+                let repository = Box::new(Repository::open(lock.root(), Runtimes::default()).await?);
                 Ok(Self::Directory { repository, lock })
             }
         }

@@ -1,18 +1,20 @@
 //! The configuration file: TOML, every key checked, every problem reported with its line.
 
 mod reader;
+mod runtime;
 #[cfg(test)]
 mod tests;
 pub(crate) mod units;
 
 pub(crate) use reader::ConfigError;
+pub(crate) use runtime::parse_name as parse_runtime;
 pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 
 use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use warmset_core::{Bytes, Digest, ModelName, PoolName};
-use warmset_engine::protocol::EngineKind;
+use warmset_engine::protocol::{EngineKind, Runtime};
 
 /// The longest configuration file that is read.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -32,6 +34,7 @@ pub(crate) struct Config {
     pub(crate) worker: WorkerOptions,
     pub(crate) residency: ResidencyOptions,
     pub(crate) devices: Vec<DeviceOptions>,
+    pub(crate) runtimes: Vec<Runtime>,
     pub(crate) models: Vec<ModelOptions>,
 }
 
@@ -109,6 +112,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     let worker = root.take_table(&mut reader, "worker");
     let residency = root.take_table(&mut reader, "residency");
     let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
+    let runtimes = root.take_tables(&mut reader, "runtime", runtime::RUNTIMES_MAX);
     let models = root.take_tables(&mut reader, "model", MODELS_MAX);
     root.finish(&mut reader);
     let gateway = read_gateway(&mut reader, gateway);
@@ -117,12 +121,15 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     // A slice that could not be read is named by models all the same.
     let pools: Option<Vec<PoolName>> = (!reader.broken && reader.problems.len() == before)
         .then(|| worker.slices.iter().map(|slice| PoolName::new(&slice.name)).collect());
+    let runtimes = runtime::read_runtimes(&mut reader, runtimes);
+    let known: Vec<&str> = runtimes.iter().map(|runtime| runtime.name.as_str()).collect();
     let config = Config {
         gateway,
         worker,
         residency: read_residency(&mut reader, residency),
         devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
-        models: read_models(&mut reader, models, pools.as_deref()),
+        models: read_models(&mut reader, models, pools.as_deref(), &known),
+        runtimes,
     };
     if reader.problems.is_empty() {
         return Ok(config);
@@ -207,12 +214,24 @@ fn read_device(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Devi
     Some(DeviceOptions { id: id?, memory: memory?, reserve })
 }
 
-fn read_models(reader: &mut Reader<'_>, sections: Vec<Section<'_>>, pools: Option<&[PoolName]>) -> Vec<ModelOptions> {
+fn read_models(
+    reader: &mut Reader<'_>,
+    sections: Vec<Section<'_>>,
+    pools: Option<&[PoolName]>,
+    runtimes: &[&str],
+) -> Vec<ModelOptions> {
     let mut names = std::collections::BTreeSet::new();
     let mut models = Vec::new();
     for section in sections {
         let offset = section.offset();
+        let runtime_offset = section.offset_of("runtime");
         let Some(model) = read_model(reader, section, pools) else { continue };
+        if let Some(name) = &model.runtime
+            && !runtimes.contains(&name.as_str())
+        {
+            let known = if runtimes.is_empty() { "none".to_owned() } else { runtimes.join(", ") };
+            reader.report(runtime_offset, format!("model.runtime: there is no [[runtime]] {name}: there are {known}"));
+        }
         for name in std::iter::once(&model.name).chain(&model.aliases) {
             if !names.insert(name.clone()) {
                 reader.report(offset, format!("the name {name} is used twice"));
@@ -240,6 +259,7 @@ fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>, pools: Option<&
         aliases: aliases.unwrap_or_default(),
         digest: section.take(reader, "digest", reader::parsed(Digest::parse)),
         engine: section.take(reader, "engine", reader::parsed(parse_engine)),
+        runtime: section.take(reader, "runtime", reader::parsed(parse_runtime)),
         pin: section.take(reader, "pin", reader::boolean),
         priority: section.take(reader, "priority", reader::parsed(parse_priority)),
         max_concurrency: section.take(reader, "max_concurrency", reader::integer(1, PARALLEL_MAX)),
@@ -258,9 +278,9 @@ fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>, pools: Option<&
     }
     // What a single key cannot say: a key that was refused already would be judged by its default here.
     if reader.problems.len() == before
-        && let Err(reason) = options.settings(options.engine.unwrap_or(EngineKind::Llama))
+        && let Err(reason) = options.settings(options.engine_said().unwrap_or(EngineKind::Llama))
     {
-        reader.report(reserve_offset, format!("model.critical_reserve: {reason}"));
+        reader.report(reserve_offset, format!("model: {reason}"));
     }
     (name.is_some() && source.is_some()).then_some(options)
 }

@@ -20,6 +20,7 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "state": state,
         "source": model.source,
         "engine": settings.engine,
+        "runtime": settings.runtime,
         "architecture": shape.architecture,
         "size_bytes": manifest.files.iter().map(|file| file.size_bytes).sum::<u64>(),
         "files": manifest.files,

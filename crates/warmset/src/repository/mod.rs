@@ -2,11 +2,13 @@
 
 mod document;
 mod options;
+mod runtimes;
 mod shape;
 mod take;
 
 pub(crate) use document::{measurement_json, model_json};
 pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
+pub(crate) use runtimes::{Runtimes, command_source};
 pub(crate) use shape::Shape;
 
 use anyhow::{Context, Result, anyhow};
@@ -19,6 +21,7 @@ use take::Taken;
 use tokio::sync::Mutex;
 use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings, NewModel};
 use warmset_core::{Digest, ModelName};
+use warmset_engine::protocol::CommandRequest;
 use warmset_store::{Manifest, Store};
 
 /// Hears of a copy's progress: `(done_bytes, total_bytes)`.
@@ -28,6 +31,8 @@ pub(crate) type Progress = Box<dyn FnMut(u64, u64) + Send>;
 pub(crate) struct Repository {
     pub(crate) store: Arc<Store>,
     pub(crate) catalog: Catalog,
+    /// What the configuration file defines; none where there is no server.
+    pub(crate) runtimes: Runtimes,
     shapes: Shapes,
     /// One change at a time: a file that is being added is not yet referenced and must not be removed.
     changes: Mutex<()>,
@@ -87,14 +92,25 @@ pub(crate) struct Added {
     pub(crate) replaced: Option<Model>,
 }
 
+impl Stored {
+    /// How to start its server, if a command serves it: only as the configuration says now, and only if that is what its
+    /// digest was taken of.
+    pub(crate) fn command(&self, runtimes: &Runtimes) -> Option<CommandRequest> {
+        let runtime = runtimes.get(self.model.settings.runtime.as_deref()?).ok()?;
+        let same = self.manifest.runtime_sha256 == Some(runtimes::runtime_digest(runtime));
+        let model = self.manifest.model.clone().unwrap_or_default();
+        same.then(|| CommandRequest { runtime: runtime.clone(), name: self.model.name.to_string(), model })
+    }
+}
+
 impl Repository {
     /// Opens both. The caller holds the lock of the data directory.
-    pub(crate) async fn open(root: &Path) -> Result<Self> {
+    pub(crate) async fn open(root: &Path, runtimes: Runtimes) -> Result<Self> {
         let store = Arc::new(Store::open(&root.join("store"))?);
         let path = root.join("catalog.db");
         let location = path.to_str().with_context(|| format!("the path {} is not UTF-8", path.display()))?;
         let catalog = Catalog::open(location).await?;
-        Ok(Self { store, catalog, shapes: Shapes::default(), changes: Mutex::new(()) })
+        Ok(Self { store, catalog, runtimes, shapes: Shapes::default(), changes: Mutex::new(()) })
     }
 
     /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes the
@@ -107,7 +123,7 @@ impl Repository {
     pub(crate) async fn ensure(&self, options: &ModelOptions, progress: Progress) -> Result<Added> {
         let name = parse_name(&options.name)?;
         if let Ok(model) = self.catalog.model(&name).await
-            && let Some(settings) = take::unchanged(options, &model)
+            && let Some(settings) = take::unchanged(&self.runtimes, options, &model)
             && self.holds(&model)
         {
             self.change_settings(&model, &as_configured(options, settings, &model)).await?;
@@ -126,9 +142,8 @@ impl Repository {
     async fn add_or_replace(&self, options: &ModelOptions, progress: Progress, replace: bool) -> Result<Added> {
         let name = parse_name(&options.name)?;
         let _one_at_a_time = self.changes.lock().await;
-        let store = self.store.clone();
-        let wanted = options.clone();
-        let taken = tokio::task::spawn_blocking(move || take::take(&store, &wanted, progress)).await??;
+        let (store, runtimes, wanted) = (self.store.clone(), self.runtimes.clone(), options.clone());
+        let taken = tokio::task::spawn_blocking(move || take::take(&store, &runtimes, &wanted, progress)).await??;
         let outcome = self.enter(&name, options, &taken, replace).await;
         if !matches!(&outcome, Ok(added) if !added.existed && added.replaced.is_none()) {
             self.remove_unreferenced().await;
@@ -196,6 +211,31 @@ impl Repository {
             }
         }
         Ok(())
+    }
+
+    /// Gives models whose runtime was defined anew the digest that follows: they are what the configuration now says.
+    /// Returns those that have changed. A runtime that is no longer there leaves its models as they are: they do not load.
+    pub(crate) async fn follow_runtimes(&self) -> Result<Vec<ModelName>> {
+        let _one_at_a_time = self.changes.lock().await;
+        let mut changed = Vec::new();
+        for model in self.catalog.models().await? {
+            let Some(runtime) = model.settings.runtime.as_deref().and_then(|name| self.runtimes.get(name).ok()) else {
+                continue;
+            };
+            let mut manifest = Manifest::from_canonical_json(&model.manifest)?;
+            let now = Some(runtimes::runtime_digest(runtime));
+            if std::mem::replace(&mut manifest.runtime_sha256, now) == now {
+                continue;
+            }
+            let Model { name, source, settings, aliases, .. } = self.catalog.remove_model(&model.name).await?;
+            let (digest, manifest) = (manifest.digest()?, manifest.canonical_json()?);
+            self.catalog.add_model(&NewModel { name: name.clone(), digest, manifest, source, settings }).await?;
+            for alias in aliases {
+                self.catalog.add_alias(&alias, &name).await?;
+            }
+            changed.push(name);
+        }
+        Ok(changed)
     }
 
     /// Removes a model and the files that nothing else uses.

@@ -1,5 +1,6 @@
 //! What can be said of a model when it is added: by command line, configuration file or admin call alike.
 
+use super::runtimes::command_source;
 use crate::config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool};
 use serde::{Deserialize, Serialize};
 use warmset_catalog::ModelSettings;
@@ -18,6 +19,7 @@ pub(crate) struct ModelOptions {
     pub(crate) aliases: Vec<String>,
     pub(crate) digest: Option<Digest>,
     pub(crate) engine: Option<EngineKind>,
+    pub(crate) runtime: Option<String>,
     pub(crate) pin: Option<bool>,
     pub(crate) priority: Option<Priority>,
     pub(crate) max_concurrency: Option<u32>,
@@ -61,6 +63,12 @@ impl ModelOptions {
         }
     }
 
+    /// The engine, as far as it was said: only one of them takes a runtime, and its own kind of source.
+    pub(crate) fn engine_said(&self) -> Option<EngineKind> {
+        let command = self.runtime.is_some() || command_source(&self.source).is_some();
+        self.engine.or(command.then_some(EngineKind::Command))
+    }
+
     /// The settings that follow, with defaults for the rest.
     pub(crate) fn settings(&self, engine: EngineKind) -> Result<ModelSettings, String> {
         self.settings_over(engine, ModelSettings::default())
@@ -70,6 +78,7 @@ impl ModelOptions {
     pub(crate) fn settings_over(&self, engine: EngineKind, before: ModelSettings) -> Result<ModelSettings, String> {
         let settings = ModelSettings {
             engine: engine_name(engine).to_owned(),
+            runtime: self.runtime.clone().or(before.runtime),
             pin: self.pin.unwrap_or(before.pin),
             priority: self.priority.unwrap_or(before.priority),
             max_concurrency: self.max_concurrency.or(before.max_concurrency),
@@ -90,6 +99,13 @@ impl ModelOptions {
 
 /// Whether settings make sense together.
 fn check(settings: &ModelSettings) -> Result<(), String> {
+    match (&settings.runtime, settings.engine == engine_name(EngineKind::Command)) {
+        (None, true) => {
+            return Err("engine command needs a runtime: name a [[runtime]] of the configuration".to_owned());
+        }
+        (Some(_), false) => return Err(format!("engine {} has no runtime: leave it out", settings.engine)),
+        _ => {}
+    }
     let slots = slots(settings);
     if !(1..=PARALLEL_MAX).contains(&settings.parallel) || !(1..=PARALLEL_MAX).contains(&slots) {
         return Err(format!("parallel and max_concurrency must be between 1 and {PARALLEL_MAX}"));
@@ -122,6 +138,7 @@ pub(crate) fn engine_name(engine: EngineKind) -> &'static str {
     match engine {
         EngineKind::Llama => "llama",
         EngineKind::Synthetic => "synthetic",
+        EngineKind::Command => "command",
     }
 }
 
@@ -130,7 +147,8 @@ pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
     match text {
         "llama" => Ok(EngineKind::Llama),
         "synthetic" => Ok(EngineKind::Synthetic),
-        _ => Err(format!("{text:?} is not an engine: use llama or synthetic")),
+        "command" => Ok(EngineKind::Command),
+        _ => Err(format!("{text:?} is not an engine: use llama, command or synthetic")),
     }
 }
 

@@ -11,6 +11,9 @@ use warmset_engine::{
 const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
 /// What an engine process holds beside a synthetic model.
 const SYNTHETIC_PROCESS_BYTES: Bytes = 4 << 20;
+/// What a server that a command starts holds beside its model, and how long it takes to start.
+const COMMAND_PROCESS_BYTES: Bytes = 128 << 20;
+const COMMAND_START_SECONDS: f64 = 2.0;
 /// The longest description of a synthetic model.
 const SYNTHETIC_BYTES_MAX: u64 = 1 << 20;
 /// How fast a model that was never loaded is expected to be read, and what comes on top.
@@ -46,6 +49,7 @@ impl Shape {
     pub(crate) fn read(files: &[PathBuf], load: Load) -> Result<Self, String> {
         match load.engine {
             EngineKind::Llama => read_llama(files, load),
+            EngineKind::Command => read_command(files, load),
             EngineKind::Synthetic => read_synthetic(files.first().map_or(Path::new(""), PathBuf::as_path)),
         }
     }
@@ -92,6 +96,24 @@ fn on_accelerators(footprint: Footprint, accelerators: u32) -> Footprint {
     let share = footprint.total_bytes().div_ceil(u64::from(accelerators));
     let count = usize::try_from(accelerators).unwrap_or(usize::MAX);
     Footprint { accelerator_bytes: vec![share; count], ..Footprint::host(footprint.private_host_bytes) }
+}
+
+/// What a server makes of its model is its own affair: a guess until it was measured, for a GGUF file a good one.
+fn read_command(files: &[PathBuf], load: Load) -> Result<Shape, String> {
+    let sizes = files.iter().map(|file| std::fs::metadata(file).map(|metadata| metadata.len()));
+    let file_bytes =
+        sizes.sum::<std::io::Result<Bytes>>().map_err(|error| format!("a file cannot be read: {error}"))?;
+    let known = if files.is_empty() { None } else { read_llama(files, load).ok() };
+    let mut shape = known.unwrap_or_else(|| {
+        let guess = Footprint { private_host_bytes: file_bytes, ..Footprint::default() };
+        Shape { peak: guess.clone(), steady: guess, ..Shape::guess(file_bytes) }
+    });
+    for footprint in [&mut shape.peak, &mut shape.steady] {
+        footprint.private_host_bytes = footprint.private_host_bytes.saturating_add(COMMAND_PROCESS_BYTES);
+        footprint.accelerator_bytes.resize(usize::try_from(load.accelerators).unwrap_or(usize::MAX), 0);
+    }
+    shape.rewarm_seconds += COMMAND_START_SECONDS;
+    Ok(shape)
 }
 
 fn read_synthetic(path: &Path) -> Result<Shape, String> {

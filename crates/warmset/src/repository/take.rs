@@ -1,8 +1,9 @@
 //! Taking a model's files into the store: which files, which engine, and that they are what they claim.
 
 use super::{
-    ModelOptions, Progress, Shape,
+    ModelOptions, Progress, Runtimes, Shape, command_source,
     options::{engine_name, parse_engine},
+    runtimes::runtime_digest,
     shape::Load,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -23,9 +24,19 @@ pub(super) struct Taken {
 }
 
 /// Takes the files that a source names. Blocks.
-pub(super) fn take(store: &Store, options: &ModelOptions, mut progress: Progress) -> Result<Taken> {
+pub(super) fn take(
+    store: &Store,
+    runtimes: &Runtimes,
+    options: &ModelOptions,
+    mut progress: Progress,
+) -> Result<Taken> {
+    let runtime_sha256 = options.runtime.as_deref().map(|name| runtimes.get(name).map(runtime_digest));
+    let runtime_sha256 = runtime_sha256.transpose().map_err(|reason| anyhow!(reason))?;
+    if let Some(model) = command_source(&options.source) {
+        return without_files(options, model, runtime_sha256);
+    }
     let path = parse_source(&options.source)?;
-    let engine = engine_of(options.engine, &path)?;
+    let engine = engine_of(options.engine_said(), &path)?;
     let mut settings = options.settings(engine).map_err(|reason| anyhow!(reason))?;
     settings.source_stamp = stamp(&path);
     let sources = files_of(&path, engine)?;
@@ -51,18 +62,44 @@ pub(super) fn take(store: &Store, options: &ModelOptions, mut progress: Progress
         context_tokens: settings.context_tokens,
         engine: engine_name(engine).to_owned(),
         files,
+        model: None,
+        runtime_sha256,
         template_sha256: None,
     };
     let digest = manifest.digest()?;
     Ok(Taken { digest, manifest, settings })
 }
 
+/// A model that its server finds by itself.
+fn without_files(options: &ModelOptions, model: &str, runtime_sha256: Option<Digest>) -> Result<Taken> {
+    if options.engine_said() != Some(EngineKind::Command) {
+        bail!("the source {} is for --engine command: leave the engine out, or give a file", options.source);
+    }
+    let settings = options.settings(EngineKind::Command).map_err(|reason| anyhow!(reason))?;
+    let manifest = Manifest {
+        context_tokens: settings.context_tokens,
+        engine: settings.engine.clone(),
+        files: Vec::new(),
+        model: Some(model.to_owned()),
+        runtime_sha256,
+        template_sha256: None,
+    };
+    Ok(Taken { digest: manifest.digest()?, manifest, settings })
+}
+
 /// The settings a known model would get from these options, if taking its source again would give the same model.
-pub(super) fn unchanged(options: &ModelOptions, known: &Model) -> Option<ModelSettings> {
-    let path = parse_source(&options.source).ok()?;
-    let engine = engine_of(options.engine, &path).ok()?;
-    let settings = ModelSettings { source_stamp: stamp(&path), ..options.settings(engine).ok()? };
-    let same = settings.source_stamp.is_some()
+pub(super) fn unchanged(runtimes: &Runtimes, options: &ModelOptions, known: &Model) -> Option<ModelSettings> {
+    let (settings, is_file) = match command_source(&options.source) {
+        Some(_) => (options.settings(options.engine_said()?).ok()?, false),
+        None => {
+            let path = parse_source(&options.source).ok()?;
+            let engine = engine_of(options.engine_said(), &path).ok()?;
+            (ModelSettings { source_stamp: stamp(&path), ..options.settings(engine).ok()? }, true)
+        }
+    };
+    let runtime = settings.runtime.as_deref().map(|name| runtimes.get(name).map(runtime_digest)).transpose().ok()?;
+    let same = settings.source_stamp.is_some() == is_file
+        && Manifest::from_canonical_json(&known.manifest).is_ok_and(|manifest| manifest.runtime_sha256 == runtime)
         && settings.source_stamp == known.settings.source_stamp
         && options.source == known.source
         && settings.engine == known.settings.engine
@@ -97,6 +134,7 @@ fn role(engine: EngineKind, index: usize, count: usize) -> String {
     let kind = match engine {
         EngineKind::Llama => "gguf",
         EngineKind::Synthetic => "json",
+        EngineKind::Command => "file",
     };
     if count == 1 { format!("model.{kind}") } else { format!("model-{:05}-of-{count:05}.{kind}", index + 1) }
 }

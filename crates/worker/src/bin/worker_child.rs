@@ -20,7 +20,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        _ => warmset_engine::child::run(),
+        rest => warmset_engine::child::run(rest.get(1).map(String::as_str)),
     }
 }
 
@@ -83,7 +83,7 @@ fn model(number: u8, file: PathBuf) -> Result<ModelConfig, Box<dyn std::error::E
         rewarm_seconds: 1.0,
         memory_cap: None,
     };
-    Ok(ModelConfig { spec, engine: EngineKind::Synthetic, files: vec![file], context_tokens: 0 })
+    Ok(ModelConfig { spec, engine: EngineKind::Synthetic, files: vec![file], context_tokens: 0, command: None })
 }
 
 fn settings() -> Settings {

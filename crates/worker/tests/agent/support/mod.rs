@@ -179,7 +179,7 @@ impl World {
         };
         change(&mut model);
         let engine = EngineKind::Synthetic;
-        self.agent.configure(ModelConfig { spec: model, engine, files: vec![file], context_tokens: 0 });
+        self.agent.configure(ModelConfig { spec: model, engine, files: vec![file], context_tokens: 0, command: None });
         digest
     }
 
