@@ -269,6 +269,12 @@ mod tests {
         let mut shell = shell.args(["-c", script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut ready).unwrap();
+        let runs_sleep =
+            |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+        // A process that was forked and runs nothing yet maps nothing of its own.
+        while !tree::descendants(shell.id()).iter().all(runs_sleep) {
+            std::thread::yield_now();
+        }
         let tree = Measurement::of_tree(shell.id(), &[]).unwrap();
         let mut below = tree::descendants(shell.id());
         below.push(shell.id());

@@ -3,8 +3,10 @@
 //! The engine process is a host. It lets a guard start the command on a free port of the loopback interface, waits until
 //! that answers, and then stands between the worker and it: jobs become HTTP requests, answers become the worker's
 //! messages. It does not implement the port of the other engines, since there is nothing here to step. Reading order:
-//! `variables`, `server`, `guard`, `user`, then `upstream`, `translate` and `requests`.
+//! `variables`, `server`, `guard`, `user`, then `upstream`, `fields`, `translate`, `answer` and `requests`.
 
+mod answer;
+mod fields;
 pub(crate) mod guard;
 mod requests;
 mod server;
@@ -17,7 +19,9 @@ use crate::{
     child::{self, EXIT_LOAD_FAILED, EXIT_PARENT_GONE, EXIT_PROTOCOL, EXIT_SERVER_ENDED},
     frame::{self, FrameError, FrameReader},
     port::{LoadFailure, LoadFault},
-    protocol::{FromEngine, GenerateJob, LoadRequest, LoadedInfo, PROTOCOL_VERSION, Prompt, Sampling, ToEngine},
+    protocol::{
+        FromEngine, GenerateJob, LoadRequest, LoadedInfo, Output, PROTOCOL_VERSION, Prompt, Sampling, ToEngine,
+    },
 };
 use requests::Desk;
 use server::Server;
@@ -155,6 +159,7 @@ impl Desk {
             stop: Vec::new(),
             ignore_end: false,
             stream: false,
+            output: Output::default(),
         };
         let Ok(body) = translate::body(&job, &self.model) else { return false };
         let asked = self.upstream.send(hyper::Method::POST, translate::path(&job.prompt), Some(body)).await;

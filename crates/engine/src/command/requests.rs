@@ -1,7 +1,8 @@
 //! One request, sent to the server and followed to its end.
 
 use super::{
-    translate::{self, Piece, WireTimings, WireUsage},
+    answer::{self, Piece, PieceChoice, WireFunction, WireTimings, WireUsage},
+    translate,
     upstream::{Answer, Broken, Upstream},
 };
 use crate::protocol::{FailureKind, FinishReason, FromEngine, GenerateJob, Timings, TokensOrText, Usage};
@@ -120,6 +121,8 @@ struct Progress<'a> {
     desk: &'a Desk,
     request: u64,
     finished: Vec<bool>,
+    /// Calls of functions that each choice has begun.
+    calls: Vec<u32>,
     /// Pieces of text, in case the server does not count tokens.
     pieces: u32,
     usage: Option<WireUsage>,
@@ -132,8 +135,9 @@ struct Progress<'a> {
 impl<'a> Progress<'a> {
     fn new(desk: &'a Desk, request: u64, job: &GenerateJob) -> Self {
         let finished = vec![false; job.choices.max(1) as usize];
+        let calls = vec![0; finished.len()];
         let (usage, timings, first, last) = (None, None, None, None);
-        Self { desk, request, finished, pieces: 0, usage, timings, received: Instant::now(), first, last }
+        Self { desk, request, finished, calls, pieces: 0, usage, timings, received: Instant::now(), first, last }
     }
 
     async fn run(&mut self, job: &GenerateJob) -> Result<(), Fault> {
@@ -175,28 +179,62 @@ impl<'a> Progress<'a> {
         }
         self.usage = piece.usage.or(self.usage.take());
         self.timings = piece.timings.or(self.timings.take());
-        for mut choice in piece.choices {
-            let Some(finished) = self.finished.get_mut(choice.index as usize) else {
-                return Err(Fault::Broken("it answers for a choice that nobody asked for".into()));
-            };
-            let text = choice.text();
-            let finish = choice.finish().map_err(Fault::Broken)?;
-            if *finished {
-                continue;
+        piece.choices.into_iter().try_for_each(|choice| self.take_choice(choice))
+    }
+
+    fn take_choice(&mut self, mut piece: PieceChoice) -> Result<(), Fault> {
+        let (request, choice) = (self.request, piece.index);
+        let index = choice as usize;
+        match self.finished.get(index) {
+            Some(false) => {}
+            Some(true) => return Ok(()),
+            None => return Err(Fault::Broken("it answers for a choice that nobody asked for".into())),
+        }
+        let tokens = piece.logprobs();
+        if !tokens.is_empty() {
+            self.desk.tell(FromEngine::Logprobs { request, choice, tokens });
+        }
+        let text = piece.text();
+        if !text.is_empty() {
+            self.saw_output();
+            self.desk.tell(FromEngine::Delta { request, choice, text });
+        }
+        for (place, call) in (0..).zip(piece.calls()) {
+            self.saw_output();
+            self.take_call(choice, call.index.unwrap_or(place), call.function)?;
+        }
+        if let Some(finish) = piece.finish().map_err(Fault::Broken)? {
+            self.finished[index] = true;
+            if let Some(text) = piece.stop_text() {
+                self.desk.tell(FromEngine::StopText { request, choice, text });
             }
-            let (request, choice) = (self.request, choice.index);
-            if !text.is_empty() {
-                self.pieces = self.pieces.saturating_add(1);
-                self.last = Some(Instant::now());
-                self.first = self.first.or(self.last);
-                self.desk.tell(FromEngine::Delta { request, choice, text });
-            }
-            if let Some(finish) = finish {
-                *finished = true;
-                self.desk.tell(FromEngine::ChoiceDone { request, choice, finish });
-            }
+            self.desk.tell(FromEngine::ChoiceDone { request, choice, finish });
         }
         Ok(())
+    }
+
+    /// A call begins with its name; calls come one after the other.
+    fn take_call(&mut self, choice: u32, call: u32, function: WireFunction) -> Result<(), Fault> {
+        let (request, begun) = (self.request, &mut self.calls[choice as usize]);
+        match function.name.filter(|name| !name.is_empty()) {
+            Some(name) if call == *begun => {
+                *begun += 1;
+                self.desk.tell(FromEngine::ToolCall { request, choice, call, name });
+            }
+            // Some servers say the name again with every piece.
+            _ if call < *begun => {}
+            _ => return Err(Fault::Broken("it calls a function without a name, or out of turn".into())),
+        }
+        if let Some(text) = function.arguments.filter(|text| !text.is_empty()) {
+            self.desk.tell(FromEngine::ToolArguments { request, choice, call, text });
+        }
+        Ok(())
+    }
+
+    fn saw_output(&mut self) {
+        self.pieces = self.pieces.saturating_add(1);
+        self.last = Some(Instant::now());
+        self.first = self.first.or(self.last);
     }
 
     /// Ends what has not ended.
@@ -212,7 +250,7 @@ impl<'a> Progress<'a> {
 
     fn close(self) {
         let usage = match &self.usage {
-            Some(usage) => translate::usage(usage, self.timings.as_ref()),
+            Some(usage) => answer::usage(usage, self.timings.as_ref()),
             None => Usage { completion_tokens: self.pieces, ..Usage::default() },
         };
         let timings = self.times();

@@ -1,8 +1,13 @@
-//! Between the worker's words and OpenAI's: jobs become bodies, answers become texts, ends and usage.
+//! Between the worker's words and OpenAI's: jobs become bodies, answers become vectors and failures.
 
-use crate::protocol::{FailureKind, FinishReason, GenerateJob, Prompt, Sampling, TokensOrText, Usage};
+use super::{
+    answer::WireUsage,
+    fields::{Fields, put_output},
+};
+use crate::protocol::{FailureKind, GenerateJob, Prompt, Sampling, TokensOrText};
 use serde::Deserialize;
-use serde_json::{Map, Value, json, value::RawValue};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Where a generation is sent.
 pub(super) fn path(prompt: &Prompt) -> &'static str {
@@ -14,157 +19,68 @@ pub(super) fn path(prompt: &Prompt) -> &'static str {
 
 /// The body of a generation. The server renders the conversation itself, by the model's own template.
 pub(super) fn body(job: &GenerateJob, model: &str) -> Result<Vec<u8>, String> {
-    let mut fields = Map::new();
-    fields.insert("model".into(), json!(model));
-    fields.insert("stream".into(), json!(job.stream));
+    let mut fields = Fields::default();
+    fields.put("model", model);
+    fields.put("stream", job.stream);
     if job.stream {
-        fields.insert("stream_options".into(), json!({ "include_usage": true }));
+        fields.put("stream_options", json!({ "include_usage": true }));
     }
     if job.choices > 1 {
-        fields.insert("n".into(), json!(job.choices));
+        fields.put("n", job.choices);
     }
     if let Some(tokens) = job.max_tokens {
-        fields.insert("max_tokens".into(), json!(tokens));
+        fields.put("max_tokens", tokens);
     }
     if !job.stop.is_empty() {
-        fields.insert("stop".into(), json!(job.stop));
+        fields.put("stop", &job.stop);
     }
     if job.ignore_end {
-        fields.insert("ignore_eos".into(), json!(true));
+        fields.put("ignore_eos", true);
     }
-    add_sampling(&job.sampling, &mut fields);
-    let (name, prompt) = match &job.prompt {
-        Prompt::Chat { messages } => ("messages", serde_json::from_str::<&RawValue>(messages)),
-        Prompt::Text { text } => {
-            fields.insert("prompt".into(), json!(text));
-            return Ok(Value::Object(fields).to_string().into_bytes());
-        }
-        Prompt::Tokens { tokens } => {
-            fields.insert("prompt".into(), json!(tokens));
-            return Ok(Value::Object(fields).to_string().into_bytes());
-        }
-    };
-    let raw = prompt.map_err(|error| format!("the messages are not JSON: {error}"))?;
-    // As they came: order and spelling of a conversation are the caller's.
-    let mut text = Value::Object(fields).to_string();
-    text.pop();
-    text.push_str(&format!(",\"{name}\":{}}}", raw.get()));
-    Ok(text.into_bytes())
+    put_sampling(&mut fields, &job.sampling);
+    put_output(&mut fields, &job.output, matches!(job.prompt, Prompt::Chat { .. }))?;
+    match &job.prompt {
+        Prompt::Chat { messages } => fields.put_json("messages", messages)?,
+        Prompt::Text { text } => fields.put("prompt", text),
+        Prompt::Tokens { tokens } => fields.put("prompt", tokens),
+    }
+    Ok(fields.finish().into_bytes())
 }
 
 /// What is not OpenAI's is sent only where it changes something: a server may not know it.
-fn add_sampling(sampling: &Sampling, fields: &mut Map<String, Value>) {
+fn put_sampling(fields: &mut Fields, sampling: &Sampling) {
     let default = Sampling::default();
-    fields.insert("temperature".into(), json!(sampling.temperature));
-    fields.insert("top_p".into(), json!(sampling.top_p));
+    fields.put("temperature", sampling.temperature);
+    fields.put("top_p", sampling.top_p);
     let penalties =
         [("frequency_penalty", sampling.frequency_penalty), ("presence_penalty", sampling.presence_penalty)];
     for (name, value) in penalties.into_iter().chain([("min_p", sampling.min_p)]) {
         if value != 0.0 {
-            fields.insert(name.into(), json!(value));
+            fields.put(name, value);
         }
     }
     if sampling.top_k != default.top_k {
-        fields.insert("top_k".into(), json!(sampling.top_k));
+        fields.put("top_k", sampling.top_k);
     }
     if sampling.repeat_penalty != default.repeat_penalty {
         // The first is llama.cpp's word, the second that of vLLM and SGLang.
-        fields.insert("repeat_penalty".into(), json!(sampling.repeat_penalty));
-        fields.insert("repetition_penalty".into(), json!(sampling.repeat_penalty));
+        fields.put("repeat_penalty", sampling.repeat_penalty);
+        fields.put("repetition_penalty", sampling.repeat_penalty);
     }
     if !sampling.logit_bias.is_empty() {
-        let biases = sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), json!(bias)));
-        fields.insert("logit_bias".into(), Value::Object(biases.collect()));
+        let biases: BTreeMap<String, f32> =
+            sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), *bias)).collect();
+        fields.put("logit_bias", biases);
     }
     if let Some(seed) = sampling.seed {
         // OpenAI's seeds are signed; the bits are what matters.
-        fields.insert("seed".into(), json!(seed as i64));
+        fields.put("seed", seed as i64);
     }
 }
 
 /// The body of an embedding.
 pub(super) fn embedding_body(inputs: &[TokensOrText], model: &str) -> Vec<u8> {
     json!({ "model": model, "input": inputs, "encoding_format": "float" }).to_string().into_bytes()
-}
-
-/// An answer, or one piece of it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Piece {
-    pub(super) choices: Vec<PieceChoice>,
-    pub(super) usage: Option<WireUsage>,
-    pub(super) timings: Option<WireTimings>,
-    pub(super) error: Option<Value>,
-}
-
-/// A choice in it: a chat's piece has a delta, a whole chat a message, a completion text.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct PieceChoice {
-    pub(super) index: u32,
-    delta: Option<Said>,
-    message: Option<Said>,
-    text: Option<String>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Said {
-    content: Option<String>,
-}
-
-impl PieceChoice {
-    /// The text in it.
-    pub(super) fn text(&mut self) -> String {
-        let said = self.delta.take().or(self.message.take()).and_then(|said| said.content);
-        said.or(self.text.take()).unwrap_or_default()
-    }
-
-    /// Why the choice ended, if it has. `Err` is an end that is no answer.
-    pub(super) fn finish(&self) -> Result<Option<FinishReason>, String> {
-        match self.finish_reason.as_deref() {
-            None | Some("") => Ok(None),
-            Some("length") => Ok(Some(FinishReason::Length)),
-            Some("abort" | "error") => Err("the server of the model gave the answer up".into()),
-            Some(_) => Ok(Some(FinishReason::Stop)),
-        }
-    }
-}
-
-/// Tokens as OpenAI counts them.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct WireUsage {
-    pub(super) prompt_tokens: u32,
-    completion_tokens: u32,
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct PromptDetails {
-    cached_tokens: Option<u32>,
-}
-
-/// llama.cpp's own account of a request.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct WireTimings {
-    cache_n: u32,
-    pub(super) prompt_ms: f64,
-    pub(super) predicted_ms: f64,
-}
-
-/// Usage in the worker's words.
-pub(super) fn usage(wire: &WireUsage, timings: Option<&WireTimings>) -> Usage {
-    let told = wire.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
-    let cached = told.or(timings.map(|timings| timings.cache_n)).unwrap_or(0);
-    Usage {
-        prompt_tokens: wire.prompt_tokens,
-        completion_tokens: wire.completion_tokens,
-        cached_tokens: cached.min(wire.prompt_tokens),
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -225,6 +141,7 @@ pub(super) fn is_about_context(message: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Output;
 
     fn job(prompt: Prompt) -> GenerateJob {
         GenerateJob {
@@ -235,6 +152,7 @@ mod tests {
             stop: Vec::new(),
             ignore_end: false,
             stream: true,
+            output: Output::default(),
         }
     }
 
@@ -266,28 +184,6 @@ mod tests {
         assert_eq!((&value["top_k"], &value["seed"]), (&json!(4), &json!(-1)));
         assert_eq!((&value["repeat_penalty"], &value["repetition_penalty"]), (&json!(1.5), &json!(1.5)));
         assert_eq!(value["logit_bias"], json!({"7": -1.0}));
-    }
-
-    #[test]
-    fn pieces_of_every_route_are_read() {
-        let read = |text: &str| {
-            let mut piece: Piece = serde_json::from_str(text).unwrap();
-            (piece.choices[0].text(), piece.choices[0].finish())
-        };
-        assert_eq!(
-            read(r#"{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#),
-            ("a".into(), Ok(None))
-        );
-        let whole = r#"{"choices":[{"message":{"role":"assistant","content":"b"},"finish_reason":"length"}]}"#;
-        assert_eq!(read(whole), ("b".into(), Ok(Some(FinishReason::Length))));
-        assert_eq!(
-            read(r#"{"choices":[{"text":"c","finish_reason":"stop"}]}"#),
-            ("c".into(), Ok(Some(FinishReason::Stop)))
-        );
-        assert!(read(r#"{"choices":[{"delta":{},"finish_reason":"abort"}]}"#).1.is_err());
-        let told = WireUsage { prompt_tokens: 9, completion_tokens: 2, prompt_tokens_details: None };
-        let timings = WireTimings { cache_n: 4, ..WireTimings::default() };
-        assert_eq!(usage(&told, Some(&timings)), Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: 4 });
     }
 
     #[test]

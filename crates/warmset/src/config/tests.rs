@@ -165,7 +165,7 @@ fn slices_pools_and_reserves_are_refused_where_they_stand() {
         problems(&format!("{model}pool = \"nowhere\"\n{}critical_reserve = 4\n", model.replace("\"m\"", "\"n\"")));
     assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [4, 8], "{found:?}");
     assert!(found[0].1.contains("model.pool: there is no pool nowhere"), "{found:?}");
-    assert!(found[1].1.contains("model.critical_reserve: "), "{found:?}");
+    assert!(found[1].1.contains("model: critical_reserve must be less"), "{found:?}");
     // What was refused already is not judged by its default.
     let found = problems(&format!("{model}parallel = 0\ncritical_reserve = 4\n"));
     assert_eq!(found.len(), 1, "{found:?}");
