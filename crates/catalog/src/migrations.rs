@@ -52,6 +52,9 @@ CREATE TABLE warmth (
     PRIMARY KEY (worker, digest)
 ) STRICT;
 ",
+    "
+ALTER TABLE warmth ADD COLUMN forecast TEXT NOT NULL DEFAULT '{}';
+",
 ];
 
 /// The version this program reads and writes.

@@ -3,7 +3,7 @@
 use crate::{
     catalog::{Catalog, count, unix_milliseconds},
     error::CatalogError,
-    models::digest_at,
+    models::{digest_at, json_at, to_json},
 };
 use sqlx::Row;
 use std::time::Duration;
@@ -17,12 +17,13 @@ impl Catalog {
         sqlx::query("DELETE FROM warmth WHERE worker = ?").bind(i64::from(worker.0)).execute(&mut *transaction).await?;
         for model in models {
             let age = i64::try_from(model.age.as_millis()).unwrap_or(i64::MAX);
-            sqlx::query("INSERT INTO warmth VALUES (?, ?, ?, ?, ?)")
+            sqlx::query("INSERT INTO warmth VALUES (?, ?, ?, ?, ?, ?)")
                 .bind(i64::from(worker.0))
                 .bind(model.digest.to_string())
                 .bind(now.saturating_sub(age))
                 .bind(model.demand_per_second)
                 .bind(model.warm)
+                .bind(to_json(&model.forecast)?)
                 .execute(&mut *transaction)
                 .await?;
         }
@@ -45,6 +46,8 @@ impl Catalog {
                     demand_per_second: row.try_get("demand_per_second")?,
                     age: Duration::from_millis(count(now.saturating_sub(asked))),
                     warm: row.try_get("warm")?,
+                    // What an earlier version wrote in another form is learned again.
+                    forecast: json_at(row, "forecast", "forecast of a model").unwrap_or_default(),
                 })
             })
             .collect()

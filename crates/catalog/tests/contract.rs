@@ -6,7 +6,8 @@ use serde_json::json;
 use std::time::Duration;
 use warmset_catalog::{Catalog, CatalogError, EVENTS_MAX, Measurement, ModelSettings, NewEvent, NewModel};
 use warmset_core::{
-    Digest, Footprint, ModelName, PoolName, Priority, WorkerId,
+    Digest, Footprint, Instant, ModelName, PoolName, Priority, WorkerId,
+    forecast::Forecast,
     gateway::ColdPolicy,
     worker::{LoadTimings, Recollection},
 };
@@ -190,11 +191,14 @@ async fn events_come_back_in_order_from_where_one_stopped_and_are_bounded() {
 #[tokio::test]
 async fn what_is_remembered_of_a_worker_comes_back_older_and_is_replaced_whole() {
     let (catalog, _directory) = open().await;
+    let mut habit = Forecast::default();
+    (0..5).for_each(|hour| habit.note(Instant::after(Duration::from_secs(3600 * hour))));
     let known = |number, warm| Recollection {
         digest: Digest([number; 32]),
         demand_per_second: f64::from(number) / 3.0,
         age: Duration::from_secs(3600),
         warm,
+        forecast: habit.clone(),
     };
     let (own, other) = (WorkerId(0), WorkerId(7));
     catalog.remember(own, &[known(1, true), known(2, false)]).await.unwrap();
@@ -202,6 +206,8 @@ async fn what_is_remembered_of_a_worker_comes_back_older_and_is_replaced_whole()
     let back = catalog.recollections(own).await.unwrap();
     let facts: Vec<_> = back.iter().map(|one| (one.digest, one.demand_per_second, one.warm)).collect();
     assert_eq!(facts, [known(1, true), known(2, false)].map(|one| (one.digest, one.demand_per_second, one.warm)));
+    let intervals = |forecast: &Forecast| serde_json::to_string(forecast).unwrap();
+    assert!(back.iter().all(|one| intervals(&one.forecast) == intervals(&habit)), "{back:?}");
     assert!(back.iter().all(|one| one.age >= Duration::from_secs(3600)), "{back:?}");
     catalog.remember(own, &[]).await.unwrap();
     assert!(catalog.recollections(own).await.unwrap().is_empty());

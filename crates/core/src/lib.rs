@@ -9,6 +9,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod forecast;
 pub mod gateway;
 pub mod ids;
 pub mod inference;

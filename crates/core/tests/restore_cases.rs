@@ -3,11 +3,12 @@
 mod world;
 
 use std::time::Duration;
+use warmset_core::forecast::Forecast;
 use warmset_core::worker::{Event, ModelState, Recollection};
 use world::{Behaviour, World, id, settings, spec};
 
 fn recollection(number: u8, demand_per_second: f64, warm: bool) -> Recollection {
-    Recollection { digest: id(number), demand_per_second, age: Duration::ZERO, warm }
+    Recollection { digest: id(number), demand_per_second, age: Duration::ZERO, warm, forecast: Forecast::default() }
 }
 
 /// Room for two of four models.

@@ -7,6 +7,7 @@ mod world;
 use std::time::Duration;
 use warmset_core::{
     Footprint, Machine, MemoryVector, PoolName, Priority, RequestId,
+    forecast::{Forecast, Parts, WallTime},
     worker::{CancelCause, Event, Recollection, Worker},
 };
 use world::{Answer, Behaviour, Random, World, id, settings, spec};
@@ -22,6 +23,8 @@ fn any_world(random: &mut Random) -> World {
     limits.waiting_requests_max = if random.chance(20) { 5 } else { 1_000 };
     limits.minimum_residency = Duration::from_secs(random.below(20));
     limits.priority_protection = Duration::from_secs(random.below(60));
+    limits.forecast =
+        Parts { preload: random.chance(80), intervals: random.chance(80), time_of_day: random.chance(80) };
     if random.chance(30) {
         limits.pools = vec![(PoolName::new("own"), MemoryVector(vec![30]))];
     }
@@ -92,6 +95,7 @@ fn recollection(number: u8) -> Recollection {
         demand_per_second,
         age: Duration::from_secs(30),
         warm: !number.is_multiple_of(3),
+        forecast: Forecast::default(),
     }
 }
 
@@ -119,6 +123,20 @@ fn play(seed: u64) -> World {
             86..90 => world.run_for(Duration::from_secs(random.below(40))),
             90..92 => world.feed(Event::PauseLifted { digest: id(number) }),
             92..94 => world.feed(Event::Remembered { models: (number..=MODELS).map(recollection).collect() }),
+            94..96 => {
+                let second = u32::try_from(random.below(86_400)).expect("small");
+                let wall = WallTime { weekday: u8::try_from(random.below(7)).expect("small"), second };
+                let asleep = Duration::from_secs(if random.chance(20) { random.below(10_000) } else { 0 });
+                world.feed(Event::WallTime { wall, asleep });
+            }
+            96..98 => world.feed(Event::Scheduled { digest: id(number), warm: random.chance(60) }),
+            // Now and then a habit: intervals that are worth planning by.
+            98.. => {
+                for _ in 0..4 {
+                    asked.push(world.ask_as(number, any_class(&mut random)));
+                    world.run_for(Duration::from_secs(20));
+                }
+            }
             _ => {}
         }
         if random.chance(60) {

@@ -36,6 +36,7 @@ labels!(TimeLabels { model, start });
 labels!(LoadLabels { model, outcome });
 labels!(PhaseLabels { model, phase });
 labels!(EvictionLabels { model, reason });
+labels!(PreloadLabels { model, outcome });
 labels!(ResidentLabels { model, digest, kind });
 labels!(MemoryLabels { tier, state });
 labels!(PoolLabels { pool });
@@ -94,6 +95,7 @@ pub struct Metrics {
     loads: Family<LoadLabels, Counter>,
     load_seconds: Family<PhaseLabels, Histogram, fn() -> Histogram>,
     evictions: Family<EvictionLabels, Counter>,
+    preloads: Family<PreloadLabels, Counter>,
     resident: Family<ResidentLabels, Gauge>,
     memory: Family<MemoryLabels, Gauge>,
     oldest_pending_load: FloatGauge,
@@ -134,6 +136,7 @@ impl Default for Metrics {
             loads: Family::default(),
             load_seconds: seconds_family(),
             evictions: Family::default(),
+            preloads: Family::default(),
             resident: Family::default(),
             memory: Family::default(),
             oldest_pending_load: FloatGauge::default(),
@@ -159,6 +162,7 @@ impl Metrics {
         registry.register("model_loads", "Loads that have ended", self.loads.clone());
         registry.register("model_load_seconds", "Steps of loads", self.load_seconds.clone());
         registry.register("model_evictions", "Models told to leave memory", self.evictions.clone());
+        registry.register("model_preloads", "Loads ahead of requests, by what became of them", self.preloads.clone());
         registry.register("model_resident_bytes", "Bytes of loaded models", self.resident.clone());
         registry.register("memory_bytes", "Where the bytes of each tier are", self.memory.clone());
         let help = "Age of the oldest load that has not ended; 0 if none";
@@ -217,6 +221,10 @@ impl Metrics {
             Fact::EvictionStarted { digest, reason } => {
                 let labels = EvictionLabels { model: name(digest), reason: reason.as_str().to_owned() };
                 self.evictions.get_or_create(&labels).inc();
+            }
+            Fact::Preloaded { digest, outcome } => {
+                let labels = PreloadLabels { model: name(digest), outcome: outcome.as_str().to_owned() };
+                self.preloads.get_or_create(&labels).inc();
             }
             Fact::EvictionFinished { digest, .. } => self.forget_resident(&name(digest), digest),
             Fact::EngineCrashed { digest, .. } => {
@@ -341,7 +349,7 @@ mod tests {
     use std::time::Duration;
     use warmset_core::{
         Footprint, PoolName,
-        worker::{EvictionReason, Generation},
+        worker::{EvictionReason, Generation, PreloadOutcome},
     };
 
     fn name(_: &Digest) -> Option<ModelName> {
@@ -402,6 +410,9 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }
+        metrics.record_fact(start, &Fact::Preloaded { digest, outcome: PreloadOutcome::Used }, &name);
+        let preloads = "warmset_model_preloads_total{model=\"m\",outcome=\"used\"} 1\n";
+        assert!(metrics.render(start).contains(preloads), "{preloads}");
         let reason = EvictionReason::Memory;
         metrics.record_fact(start, &Fact::EvictionStarted { digest, reason }, &name);
         metrics.record_fact(start, &Fact::EvictionFinished { digest, reason }, &name);

@@ -3,7 +3,9 @@
 use crate::{
     link::StoredArtifacts,
     profile,
-    repository::{ModelOptions, Repository, Stored, is_unknown, measurement_json, model_json, parse_name},
+    repository::{
+        ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
+    },
     settings, warmth,
 };
 use anyhow::{Result, anyhow};
@@ -99,6 +101,9 @@ impl Server {
         let mut document = with_line(&stored, lines.get(&stored.model.digest), own);
         let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
         document["measurements"] = shown.collect();
+        // A worker that has shut down expects nothing.
+        let expectation = self.agent.expectation(stored.model.digest).await.unwrap_or_default();
+        document["forecast"] = json!(expectation.as_ref().map(expectation_json));
         Ok(document)
     }
 

@@ -170,6 +170,7 @@ impl Told {
                 let detail = json!({ "peak_bytes": peak.total_bytes(), "steady_bytes": steady.total_bytes() });
                 told("model_grown", detail)
             }
+            Fact::Preloaded { outcome, .. } => told("preloaded", json!({ "outcome": outcome })),
             Fact::StateChanged { state, .. } => {
                 Self { keep: false, ..told("state_changed", json!({ "state": state })) }
             }

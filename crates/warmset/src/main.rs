@@ -9,6 +9,7 @@ mod config;
 mod output;
 
 mod client;
+mod clockwork;
 mod data;
 mod machine;
 mod profile;

@@ -3,6 +3,7 @@
 use crate::{
     admin_backend::{Backend, Server},
     cli::ServeArguments,
+    clockwork,
     config::{self, Config},
     data::{DataLock, Locked},
     facts::{self, Listeners},
@@ -200,6 +201,8 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         events: server.events.clone(),
         repository,
     });
+    // First the time: what is remembered is weighed by it.
+    clockwork::follow(server.agent.clone());
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
     Ok(server)
 }

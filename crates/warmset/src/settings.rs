@@ -9,7 +9,9 @@ use anyhow::{Result, bail};
 use std::{collections::BTreeSet, time::Duration};
 use warmset_catalog::Measurement;
 use warmset_core::{
-    Bytes, MemoryVector, PoolName, gateway,
+    Bytes, MemoryVector, PoolName,
+    forecast::Parts,
+    gateway,
     gateway::Route,
     worker::{self, ModelSpec},
 };
@@ -97,6 +99,7 @@ pub(crate) fn worker_settings(config: &Config, memory: Bytes, reserve: Bytes) ->
         measure_interval: MEASURE_INTERVAL,
         thrash_window: residency.thrash_window_seconds.unwrap_or(THRASH_WINDOW),
         thrash_threshold: residency.thrash_threshold.unwrap_or(THRASH_THRESHOLD),
+        forecast: residency.forecast.unwrap_or(Parts::ALL),
     })
 }
 

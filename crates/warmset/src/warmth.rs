@@ -81,11 +81,13 @@ fn unlike(one: &[Recollection], other: &[Recollection]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warmset_core::forecast::Forecast;
 
     #[test]
     fn growing_older_is_no_news() {
         let known = |demand_per_second, seconds, warm| {
-            [Recollection { digest: Digest([1; 32]), demand_per_second, age: Duration::from_secs(seconds), warm }]
+            let (digest, age, forecast) = (Digest([1; 32]), Duration::from_secs(seconds), Forecast::default());
+            [Recollection { digest, demand_per_second, age, warm, forecast }]
         };
         assert!(!unlike(&known(0.5, 1, true), &known(0.5, 9, true)));
         assert!(unlike(&known(0.5, 1, true), &known(0.6, 1, true)) && unlike(&known(0.5, 1, true), &[]));

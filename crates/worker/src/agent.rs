@@ -184,12 +184,7 @@ impl RunLoop {
                 // The machine has dropped it silently; one that runs ends by its engine's word.
                 self.requests.remove_waiting(request);
             }
-            Command::Ledger(answer) => {
-                reply(answer, self.recorder.machine().ledger(self.clock.now()));
-            }
-            Command::Recollections(answer) => {
-                reply(answer, self.recorder.machine().recollections(self.clock.now()));
-            }
+            Command::Look(look) => look(self.recorder.machine(), self.clock.now()),
             Command::Memory(answer) => self.report_memory(answer),
             Command::Drain(waiter) => {
                 self.draining = true;
@@ -518,6 +513,7 @@ fn log_fact(fact: &Fact, name: Option<&ModelName>) {
         Fact::LoadStarted { .. }
         | Fact::EvictionFinished { .. }
         | Fact::SizeCorrected { .. }
+        | Fact::Preloaded { .. }
         | Fact::Grown { .. }
         | Fact::StateChanged { .. } => {}
     }

@@ -6,8 +6,9 @@ use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use warmset_core::{
     Bytes, Digest, Instant, MemoryVector, Priority, RequestId, TenantId,
+    forecast::{Expectation, WallTime},
     inference::{Reply, Work},
-    worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection},
+    worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection, Worker},
 };
 
 /// Lines of an engine's log that one question may ask for.
@@ -57,6 +58,9 @@ pub struct MemoryReport {
     pub oldest_pending_load: Duration,
 }
 
+/// A question to the machine, which takes its answer along.
+pub(crate) type Look = Box<dyn FnOnce(&Worker, Instant) + Send>;
+
 /// What the run loop is told.
 pub(crate) enum Command {
     Configure(Box<ModelConfig>),
@@ -64,8 +68,8 @@ pub(crate) enum Command {
     Unload(Digest, oneshot::Sender<()>),
     Assign(Assignment),
     Cancel(RequestId, CancelCause),
-    Ledger(oneshot::Sender<Vec<LedgerLine>>),
-    Recollections(oneshot::Sender<Vec<Recollection>>),
+    /// Somebody looks at the machine.
+    Look(Look),
     Memory(oneshot::Sender<MemoryReport>),
     Drain(oneshot::Sender<()>),
     /// An event that needs nothing else done.
@@ -142,21 +146,32 @@ impl AgentHandle {
 
     /// Who holds which bytes.
     pub async fn ledger(&self) -> Result<Vec<LedgerLine>, AgentGone> {
-        let (sender, receiver) = oneshot::channel();
-        self.send(Command::Ledger(sender));
-        receiver.await.map_err(|_| AgentGone)
+        self.look(Worker::ledger).await
     }
 
     /// What there is to remember over a restart.
     pub async fn recollections(&self) -> Result<Vec<Recollection>, AgentGone> {
-        let (sender, receiver) = oneshot::channel();
-        self.send(Command::Recollections(sender));
-        receiver.await.map_err(|_| AgentGone)
+        self.look(Worker::recollections).await
     }
 
     /// Gives back what was remembered: what was in memory comes back as far as there is room.
     pub fn remember(&self, models: Vec<Recollection>) {
         self.send(Command::Event(Event::Remembered { models }));
+    }
+
+    /// What is expected of a model; none if the worker does not know it.
+    pub async fn expectation(&self, digest: Digest) -> Result<Option<Expectation>, AgentGone> {
+        self.look(move |machine, now| machine.expectation(now, &digest)).await
+    }
+
+    /// What the clock on the wall says, and how long the machine has slept since it was last read.
+    pub fn tell_time(&self, wall: WallTime, asleep: Duration) {
+        self.send(Command::Event(Event::WallTime { wall, asleep }));
+    }
+
+    /// A model's schedule says that it be warm from now on, or no longer.
+    pub fn schedule(&self, digest: Digest, warm: bool) {
+        self.send(Command::Event(Event::Scheduled { digest, warm }));
     }
 
     /// The ledger in sums.
@@ -217,6 +232,19 @@ impl AgentHandle {
     /// The kind of machine, under which measurements are kept.
     pub fn worker_type(&self) -> &str {
         &self.worker_type
+    }
+
+    /// What the machine says of itself now.
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Worker, Instant) -> T + Send + 'static,
+    ) -> Result<T, AgentGone> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(Command::Look(Box::new(move |machine, now| {
+            // Whoever asked may be gone.
+            let _ = sender.send(look(machine, now));
+        })));
+        receiver.await.map_err(|_| AgentGone)
     }
 
     fn send(&self, command: Command) {

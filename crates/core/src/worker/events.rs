@@ -5,7 +5,7 @@ use super::{
     model::{Model, Phase, Waiter},
     protocol::{
         Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LoadError, LoadTimings,
-        ModelSpec, Recollection, Rejection,
+        ModelSpec, PreloadOutcome, Recollection, Rejection,
     },
 };
 use crate::{
@@ -59,6 +59,8 @@ impl Worker {
                     self.threads.confirmed(digest);
                 }
             }
+            Event::WallTime { wall, asleep } => self.told_time(now, wall, asleep),
+            Event::Scheduled { digest, warm } => self.scheduled(now, digest, warm),
             Event::Timer => {}
             Event::Drain => self.drain(actions),
         }
@@ -95,7 +97,7 @@ impl Worker {
     fn forget(&mut self, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         model.forgotten = true;
-        (model.wanted, model.spec.pin) = (false, false);
+        (model.wanted, model.preload, model.spec.pin) = (false, false, false);
         self.active.insert(digest);
         self.reject_waiting(digest, &Rejection::UnknownModel, actions);
     }
@@ -111,17 +113,27 @@ impl Worker {
 
     fn remember(&mut self, now: Instant, models: &[Recollection]) {
         let half_life = self.settings.demand_half_life;
-        for Recollection { digest, demand_per_second, age, warm } in models {
+        for Recollection { digest, demand_per_second, age, warm, forecast } in models {
             let Some(model) = self.models.get_mut(digest) else { continue };
             model.demand = Demand::remembered(now, half_life, *demand_per_second, *age);
             model.restore = *warm && model.phase == Phase::Absent;
+            model.forecast = forecast.clone().remembered(now, *age);
             self.active.insert(*digest);
+            self.put_on_agenda(now, *digest);
+        }
+    }
+
+    fn scheduled(&mut self, now: Instant, digest: Digest, warm: bool) {
+        if let Some(model) = self.models.get_mut(&digest) {
+            model.forecast.schedule(warm);
+            self.put_on_agenda(now, digest);
         }
     }
 
     fn unwant(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         (model.wanted, model.restore, model.unwanted) = (false, false, true);
+        model.preload = false;
         match model.phase {
             Phase::Ready(_) => self.begin_drain(now, digest, EvictionReason::Requested, actions),
             Phase::Verifying(_) | Phase::Loading(_) if model.waiting.is_empty() => {
@@ -146,6 +158,9 @@ impl Worker {
         let half_life = self.settings.demand_half_life;
         let Some(model) = self.models.get_mut(&digest) else { return };
         model.demand.note(now, half_life);
+        model.forecast.note(now);
+        let found = if matches!(model.phase, Phase::Ready(_)) { PreloadOutcome::Used } else { PreloadOutcome::Late };
+        model.judge_preload(found, actions);
         model.last_used = Some(now);
         model.unwanted = false;
         let cold = !matches!(model.phase, Phase::Ready(_));
@@ -153,6 +168,7 @@ impl Worker {
         self.requests.insert(request, digest);
         self.waiting_total += 1;
         self.active.insert(digest);
+        self.put_on_agenda(now, digest);
     }
 
     /// Why a request for this digest cannot be taken now, if so.
@@ -205,8 +221,12 @@ impl Worker {
     /// A load that nobody waits for any more is given up, once: a second impatient caller finds it finished.
     fn give_up_unwanted_load(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
-        let kept =
-            model.wanted || model.restore || model.spec.pin || model.load_outlives_callers || model.abandoned_last;
+        let kept = model.wanted
+            || model.restore
+            || model.preload
+            || model.spec.pin
+            || model.load_outlives_callers
+            || model.abandoned_last;
         if model.phase.is_loading() && model.waiting.is_empty() && !kept {
             model.abandoned_last = true;
             self.abandon_load(now, digest, EvictionReason::Abandoned, actions);
@@ -257,7 +277,7 @@ impl Worker {
         life.protected_until = now + protection;
         life.promised = u32::try_from(model.waiting.len()).unwrap_or(u32::MAX);
         model.phase = Phase::Ready(life);
-        (model.wanted, model.restore) = (false, false);
+        (model.wanted, model.restore, model.preload) = (false, false, false);
         (model.load_outlives_callers, model.abandoned_last) = (false, false);
         let measured_before = model.spec.measured;
         let seconds = timings.total_seconds();
@@ -301,6 +321,7 @@ impl Worker {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let retry_after = model.backoff.load_failed(now, error.clone(), first, max);
         (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
+        model.preload = false;
         actions.push(Action::Tell(Fact::LoadRefused { digest, error: error.clone(), retry_after }));
         self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
     }
@@ -430,6 +451,7 @@ impl Worker {
             self.reject_waiting(digest, &Rejection::Draining, actions);
             if let Some(model) = self.models.get_mut(&digest) {
                 (model.wanted, model.restore, model.unwanted) = (false, false, true);
+                model.preload = false;
                 if model.phase != Phase::Absent {
                     self.active.insert(digest);
                 }

@@ -8,6 +8,7 @@ mod events;
 mod invariants;
 mod model;
 mod plan;
+mod preload;
 mod protocol;
 mod serve;
 mod timers;
@@ -16,7 +17,7 @@ mod view;
 pub use invariants::Violation;
 pub use protocol::{
     Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LedgerLine, LoadError, LoadTimings,
-    ModelSpec, ModelState, Recollection, Rejection, Settings, StartKind,
+    ModelSpec, ModelState, PreloadOutcome, Recollection, Rejection, Settings, StartKind,
 };
 pub use view::PoolMemory;
 
@@ -47,6 +48,7 @@ pub struct Worker {
     last_generation: u64,
     threads: ThreadLeases,
     draining: bool,
+    agenda: preload::Agenda,
     /// When the last event came.
     now: Instant,
 }
@@ -79,6 +81,7 @@ impl Worker {
             last_generation: 0,
             threads,
             draining: false,
+            agenda: preload::Agenda::default(),
             now,
         }
     }
@@ -94,6 +97,10 @@ impl Worker {
         self.unload_leaving(now, actions);
         self.shrink_to_budget(now, actions);
         self.plan_loads(now, actions);
+        if self.yield_to_callers(now, actions) {
+            self.plan_loads(now, actions);
+        }
+        self.preload_due(now, actions);
         self.serve_ready(now, actions);
         self.tell_states(now, actions);
     }

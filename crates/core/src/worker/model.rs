@@ -3,6 +3,7 @@
 use super::protocol::{EvictionReason, Generation, ModelSpec, ModelState};
 use crate::{
     Bytes,
+    forecast::Forecast,
     ids::{PoolName, Priority, RequestId},
     residency::{Backoff, Charge, Demand},
     time::Instant,
@@ -46,6 +47,8 @@ pub(super) struct Life {
     pub(super) protected_until: Instant,
     /// Callers that waited when it became ready and have not been started: it stays until they are.
     pub(super) promised: u32,
+    /// It was loaded because it is due, and nobody has asked for it since.
+    pub(super) ahead: bool,
     /// When it last made a step.
     pub(super) last_progress: Instant,
     /// When it was last measured, or last asked to be.
@@ -109,6 +112,11 @@ impl Phase {
 pub(super) struct Model {
     pub(super) spec: ModelSpec,
     pub(super) demand: Demand,
+    pub(super) forecast: Forecast,
+    /// From when to when it is due, as it stands on the agenda.
+    pub(super) window: Option<(Instant, Instant)>,
+    /// It is loaded, or will be when there is room, because it is due.
+    pub(super) preload: bool,
     pub(super) phase: Phase,
     /// In the order in which they will be started: by class, then by arrival.
     pub(super) waiting: Vec<Waiter>,
@@ -141,6 +149,9 @@ impl Model {
         Self {
             spec,
             demand: Demand::default(),
+            forecast: Forecast::default(),
+            window: None,
+            preload: false,
             phase: Phase::Absent,
             waiting: Vec::new(),
             running: BTreeMap::new(),
@@ -167,7 +178,7 @@ impl Model {
 
     /// A load is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        let asked = self.is_asked_for() || self.restore;
+        let asked = self.is_asked_for() || self.restore || self.preload;
         self.phase == Phase::Absent && asked && !self.forgotten && self.backoff.paused(now).is_none()
     }
 
@@ -225,10 +236,5 @@ impl Model {
             Phase::Draining(..) => ModelState::Draining,
             Phase::Unloading { .. } => ModelState::Unloading,
         }
-    }
-
-    /// What dropping it would lose, in seconds of rewarming per second.
-    pub(super) fn loss(&self, now: Instant, half_life: core::time::Duration) -> f64 {
-        self.demand.per_second_at(now, half_life) * self.spec.rewarm_seconds
     }
 }

@@ -23,7 +23,7 @@ const RESIDENCY_PER_REWARM: f64 = 4.0;
 
 /// Whom a newcomer may displace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+pub(super) enum Reach {
     /// Models nobody is using.
     Idle,
     /// Also models in use, which are drained first.
@@ -75,21 +75,21 @@ impl Worker {
         let active = self.active.iter().filter_map(|other| self.models.get(other));
         let in_motion = active.filter(|other| moving(other)).any(|other| other.spec.pool == *pool);
         if let Some(model) = self.models.get_mut(&digest) {
-            model.restore = in_motion;
+            model.restore &= in_motion;
+            model.preload &= in_motion;
         }
     }
 
     /// Due models in the order in which they are served: those asked for by class, then longest waiting; then what was
     /// here before a restart; of equals the one that is worth most, then by identity.
     fn due_models(&self, now: Instant) -> Vec<Digest> {
-        let half_life = self.settings.demand_half_life;
         let mut due: Vec<_> = self
             .active
             .iter()
             .filter_map(|digest| self.models.get(digest))
             .filter(|model| !self.draining && model.is_due(now))
             .map(|model| {
-                let worth = worth(model.loss(now, half_life), 1.0, model.spec.steady.total_bytes());
+                let worth = worth(self.loss(now, model), 1.0, model.spec.steady.total_bytes());
                 // The bits of numbers that are not negative are in their order.
                 let least_worth_last = Reverse(worth.to_bits());
                 let order = (!model.is_asked_for(), model.class(), model.first_in_line());
@@ -100,13 +100,13 @@ impl Worker {
         due.into_iter().map(|(_, _, digest)| digest).collect()
     }
 
-    fn loading_count(&self) -> u32 {
+    pub(super) fn loading_count(&self) -> u32 {
         let loading = self.active.iter().filter_map(|digest| self.models.get(digest));
         u32::try_from(loading.filter(|model| model.phase.is_loading()).count()).unwrap_or(u32::MAX)
     }
 
     /// The first placement that works: among idle models if possible, else by draining some in use.
-    fn find_place(
+    pub(super) fn find_place(
         &self,
         now: Instant,
         newcomer: Digest,
@@ -126,7 +126,7 @@ impl Worker {
     }
 
     /// Who holds bytes in a pool, as a newcomer of this class sees them.
-    fn held_in(&self, now: Instant, pool: &PoolName, class: Priority, reach: Reach) -> Vec<Held> {
+    pub(super) fn held_in(&self, now: Instant, pool: &PoolName, class: Priority, reach: Reach) -> Vec<Held> {
         let residents = self.active.iter().filter_map(|digest| self.models.get(digest));
         residents
             .filter_map(|model| Some((model, model.phase.life()?)))
@@ -147,11 +147,7 @@ impl Worker {
         let ready = matches!(model.phase, Phase::Ready(_));
         let displaceable = ready && self.may_be_displaced(now, model, life, class);
         let reachable = model.is_idle() && model.waiting.is_empty() || reach == Reach::InUse;
-        if displaceable && reachable {
-            Standing::Evictable { loss: model.loss(now, self.settings.demand_half_life) }
-        } else {
-            Standing::Fixed
-        }
+        if displaceable && reachable { Standing::Evictable { loss: self.loss(now, model) } } else { Standing::Fixed }
     }
 
     /// Pins, promises to callers who waited, minimum residency and classes bound the rule of worth.
@@ -161,6 +157,12 @@ impl Worker {
         let outranks = model.spec.priority < class
             && model.last_used.unwrap_or(life.since) + self.settings.priority_protection > now;
         !pinned && !protected && !outranks
+    }
+
+    /// What dropping a model would lose, in seconds of rewarming per second.
+    pub(super) fn loss(&self, now: Instant, model: &Model) -> f64 {
+        let decayed = model.demand.per_second_at(now, self.settings.demand_half_life);
+        model.forecast.demand_per_second(self.moment(now), decayed) * model.spec.rewarm_seconds
     }
 
     fn claim(&self, digest: Digest, pool: PoolName, footprint: &Footprint, devices: &[usize]) -> (PoolName, Held) {
@@ -180,7 +182,7 @@ impl Worker {
         }
     }
 
-    fn begin_load(
+    pub(super) fn begin_load(
         &mut self,
         now: Instant,
         digest: Digest,
@@ -204,6 +206,7 @@ impl Worker {
             since: now,
             protected_until: now,
             promised: 0,
+            ahead: model.preload && !model.is_asked_for(),
             last_progress: now,
             measured_at: now,
         };
@@ -230,7 +233,7 @@ impl Worker {
 
     /// The peak to plan with. An estimate is never believed so far as to refuse a file that itself would fit; a cap that
     /// the model died of is.
-    fn peak_to_plan(&self, model: &Model) -> Footprint {
+    pub(super) fn peak_to_plan(&self, model: &Model) -> Footprint {
         let mut peak = model.spec.peak.clone();
         let Some(pool) = self.pools.get(&model.spec.pool) else { return peak };
         let host = pool.capacity.get(HOST);
@@ -291,6 +294,7 @@ impl Worker {
         if let Some(model) = self.models.get_mut(&digest) {
             model.impossible |= untold;
             (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
+            model.preload = false;
         }
     }
 

@@ -2,6 +2,7 @@
 #![expect(missing_docs, reason = "the fields of events, actions and replies say by name what they are")]
 
 use crate::{
+    forecast::{self, Forecast, WallTime},
     ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId},
     memory::{Bytes, Footprint, MemoryVector},
     time::Instant,
@@ -75,7 +76,7 @@ pub struct LoadError {
 }
 
 /// How often a model is asked for, and whether that keeps it warm.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recollection {
     /// The model.
     pub digest: Digest,
@@ -85,6 +86,8 @@ pub struct Recollection {
     pub age: Duration,
     /// Whether it is in memory and not on its way out.
     pub warm: bool,
+    /// When it is asked for.
+    pub forecast: Forecast,
 }
 
 /// Why an engine process ended.
@@ -157,6 +160,10 @@ pub enum Event {
     Finished { request: RequestId },
     /// The engine now steps with this many threads.
     ThreadsHeld { digest: Digest, generation: Generation, threads: u32 },
+    /// The clock on the wall was read. The machine slept for so long since the last time.
+    WallTime { wall: WallTime, asleep: Duration },
+    /// The model's schedule says that it be warm from now on, or no longer.
+    Scheduled { digest: Digest, warm: bool },
     /// The time asked for by `next_timer` has come.
     Timer,
     /// Take no new requests; finish what runs; then unload everything.
@@ -237,6 +244,29 @@ impl EvictionReason {
     }
 }
 
+/// What became of a load that nobody had asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PreloadOutcome {
+    /// The first request found it ready.
+    Used,
+    /// The first request came while it was being loaded.
+    Late,
+    /// It left, or was given up, before a request came.
+    Wasted,
+}
+
+impl PreloadOutcome {
+    /// The value of the metrics label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::Late => "late",
+            Self::Wasted => "wasted",
+        }
+    }
+}
+
 /// Where the KV of a request's prompt comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvSource {
@@ -265,6 +295,8 @@ pub enum Fact {
     SizeCorrected { digest: Digest, from_bytes: Bytes, to_bytes: Bytes },
     /// A running model holds more than it ever did: its next load must find room for it.
     Grown { digest: Digest, peak: Footprint, steady: Footprint },
+    /// It is known what a load was good for that began before anybody asked.
+    Preloaded { digest: Digest, outcome: PreloadOutcome },
     /// A model's state changed, for routers and for `warmset model list`.
     StateChanged { digest: Digest, state: ModelState },
 }
@@ -281,6 +313,7 @@ impl Fact {
             | Self::EngineCrashed { digest, .. }
             | Self::SizeCorrected { digest, .. }
             | Self::Grown { digest, .. }
+            | Self::Preloaded { digest, .. }
             | Self::StateChanged { digest, .. } => Some(*digest),
             Self::ThrashAlarm { .. } => None,
         }
@@ -384,6 +417,8 @@ pub struct Settings {
     pub thrash_window: Duration,
     /// Share of time spent reloading what was recently evicted at which the alarm is raised.
     pub thrash_threshold: f64,
+    /// Which parts of the forecast are used.
+    pub forecast: forecast::Parts,
 }
 
 /// One line of the ledger: who holds which bytes.

@@ -3,7 +3,7 @@
 use super::{
     Worker,
     model::{Life, Phase, Running},
-    protocol::{Action, EvictionReason, Fact, StartKind},
+    protocol::{Action, EvictionReason, Fact, PreloadOutcome, StartKind},
 };
 use crate::{ids::Digest, time::Instant};
 use alloc::vec::Vec;
@@ -67,7 +67,7 @@ impl Worker {
         let life = life.clone();
         actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
         actions.push(Action::Stop { digest, generation: life.generation });
-        self.begin_unload(now, digest, life, reason, false);
+        self.begin_unload(now, digest, life, (reason, false), actions);
     }
 
     /// Ends an engine's process whatever it does. Who runs on it hears of it when the process is gone.
@@ -77,12 +77,20 @@ impl Worker {
         let life = life.clone();
         actions.push(Action::Tell(Fact::EvictionStarted { digest, reason }));
         actions.push(Action::Kill { digest, generation: life.generation });
-        self.begin_unload(now, digest, life, reason, true);
+        self.begin_unload(now, digest, life, (reason, true), actions);
     }
 
-    fn begin_unload(&mut self, now: Instant, digest: Digest, life: Life, reason: EvictionReason, killed: bool) {
+    fn begin_unload(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        life: Life,
+        (reason, killed): (EvictionReason, bool),
+        actions: &mut Vec<Action>,
+    ) {
         if let Some(model) = self.models.get_mut(&digest) {
             model.phase = Phase::Unloading { life: Life { since: now, ..life }, reason, killed };
+            model.judge_preload(PreloadOutcome::Wasted, actions);
             self.threads.leave(digest);
         }
     }
@@ -96,7 +104,9 @@ impl Worker {
         actions: &mut Vec<Action>,
     ) {
         let Some(model) = self.models.get_mut(&digest) else { return };
+        model.preload = false;
         if matches!(model.phase, Phase::Verifying(_)) {
+            model.judge_preload(PreloadOutcome::Wasted, actions);
             model.phase = Phase::Absent;
         } else {
             self.kill(now, digest, reason, actions);

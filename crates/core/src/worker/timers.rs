@@ -90,7 +90,10 @@ impl Worker {
                     let deadline = settings.hang_deadline.saturating_mul(self.threads.rounds());
                     return [Some((life.last_progress + deadline, Expiry::Hanging)), measure];
                 }
-                let kept = model.spec.pin || !matches!(model.phase, Phase::Ready(_)) || !model.waiting.is_empty();
+                let kept = model.spec.pin
+                    || model.is_awaited(self.now)
+                    || !matches!(model.phase, Phase::Ready(_))
+                    || !model.waiting.is_empty();
                 let keep_alive = model.spec.keep_alive.filter(|_| !kept);
                 let idle_since = model.last_used.unwrap_or(life.since).max(life.since);
                 [keep_alive.map(|keep_alive| (idle_since + keep_alive, Expiry::KeepAliveOver)), measure]
@@ -102,7 +105,7 @@ impl Worker {
         let active = self.active.iter().filter_map(|digest| self.models.get(digest));
         let own = active.clone().flat_map(|model| self.expiries(model).into_iter().flatten().map(|(at, _)| at));
         let pauses = active.clone().filter_map(|model| model.backoff.until().filter(|_| model.phase == Phase::Absent));
-        let all = own.chain(pauses).chain(self.protections()).chain(self.threads.next_timer());
+        let all = own.chain(pauses).chain(self.next_look()).chain(self.protections()).chain(self.threads.next_timer());
         // What has already passed was acted on, or waits for something else than time.
         all.filter(|at| *at > self.now).min()
     }

@@ -6,7 +6,8 @@ use super::{
     protocol::{LedgerLine, Recollection},
 };
 use crate::{
-    ids::PoolName,
+    forecast::Expectation,
+    ids::{Digest, PoolName},
     memory::MemoryVector,
     residency::{Charge, held_bytes, worth},
     time::Instant,
@@ -45,8 +46,15 @@ impl Worker {
             demand_per_second: model.demand.per_second_at(model.demand.last(), half_life),
             age: now.since(model.demand.last()),
             warm: model.restore || matches!(model.phase, Phase::Ready(_)),
+            forecast: model.forecast.clone(),
         });
         all.filter(|model| model.warm || model.demand_per_second > 0.0).collect()
+    }
+
+    /// What is expected of a model; none if there is no such model.
+    pub fn expectation(&self, now: Instant, digest: &Digest) -> Option<Expectation> {
+        let model = self.models.get(digest).filter(|model| !model.forgotten)?;
+        Some(model.forecast.expectation(self.moment(now)))
     }
 
     /// Who holds which bytes, and who waits: one line for each model that is not merely catalogued.
@@ -60,7 +68,7 @@ impl Worker {
         let life = model.phase.life();
         let private = life.map(|life| life.charge.private.clone()).unwrap_or_default();
         let shared_host_bytes = life.map_or(0, |life| life.charge.shared_host_bytes);
-        let loss = model.loss(now, half_life);
+        let loss = self.loss(now, model);
         LedgerLine {
             digest: model.spec.digest,
             name: model.spec.name.clone(),

@@ -9,6 +9,7 @@ use std::{
 };
 use warmset_core::{
     Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
+    forecast::Parts,
     worker::{
         Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState, Rejection,
         Settings, StartKind, Worker,
@@ -76,6 +77,7 @@ pub fn settings() -> Settings {
         measure_interval: Duration::from_secs(10),
         thrash_window: Duration::from_secs(60),
         thrash_threshold: 0.1,
+        forecast: Parts::ALL,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     client::{Client, model_path},
     config::{
         Config,
-        units::{format_bytes, format_seconds},
+        units::{format_bytes, format_seconds, format_span},
     },
     output::{Output, bytes_of, fields, short_digest, table, text_of},
     profile,
@@ -17,7 +17,7 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 use warmset_core::worker::ModelState;
 use warmset_store::parse_source;
@@ -330,11 +330,36 @@ fn show_text(document: &Value) -> String {
         ("memory_cap", document["memory_cap_bytes"].as_u64().map_or_else(|| "none".to_owned(), format_bytes)),
         ("device", device_text(document)),
     ]);
+    if let Some(forecast) = document["forecast"].as_object() {
+        pairs.extend([("expected", expected_text(forecast)), ("preloads", preloads_text(forecast))]);
+    }
     let mut text = fields(&pairs);
     for measured in document["measurements"].as_array().into_iter().flatten() {
         text += &format!("\nmeasured on {}:\n{}", text_of(measured, "worker_type"), measurement_text(measured));
     }
     text
+}
+
+/// When it is expected again, and why.
+fn expected_text(forecast: &Map<String, Value>) -> String {
+    let source = match forecast["source"].as_str() {
+        Some("schedule") => return "its schedule keeps it warm now".to_owned(),
+        Some("intervals") => format!("from {} times between its requests", forecast["intervals"]),
+        Some(_) => "from the time of day of its requests".to_owned(),
+        None => return format!("nothing beyond its demand of late ({} intervals seen)", forecast["intervals"]),
+    };
+    let after = |key: &str| {
+        let seconds = forecast[key].as_f64().unwrap_or(0.0);
+        if seconds < 1.0 { "now".to_owned() } else { format!("in {}", format_span(seconds)) }
+    };
+    format!("{}, due for a load {}, {source}", after("next_in_seconds"), after("due_in_seconds"))
+}
+
+/// How often it was right.
+fn preloads_text(forecast: &Map<String, Value>) -> String {
+    let count = |key: &str| forecast[key].as_u64().unwrap_or(0);
+    let (used, late, wasted) = (count("preloads_used"), count("preloads_late"), count("preloads_wasted"));
+    format!("{used} saved a cold start, {late} came late, {wasted} were not used")
 }
 
 /// `~` stands before what is estimated, as in lists.

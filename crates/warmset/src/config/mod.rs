@@ -13,7 +13,7 @@ pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
-use warmset_core::{Bytes, Digest, ModelName, PoolName};
+use warmset_core::{Bytes, Digest, ModelName, PoolName, forecast::Parts};
 use warmset_engine::protocol::{EngineKind, Runtime};
 
 /// The longest configuration file that is read.
@@ -77,6 +77,7 @@ pub(crate) struct SliceOptions {
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct ResidencyOptions {
     pub(crate) restore: Option<bool>,
+    pub(crate) forecast: Option<Parts>,
     pub(crate) minimum_seconds: Option<Duration>,
     pub(crate) priority_protection_seconds: Option<Duration>,
     pub(crate) demand_half_life_seconds: Option<Duration>,
@@ -196,6 +197,7 @@ fn read_slice(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Slice
 fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> ResidencyOptions {
     let options = ResidencyOptions {
         restore: section.take(reader, "restore", reader::boolean),
+        forecast: section.take(reader, "forecast", forecast_parts),
         minimum_seconds: section.take(reader, "minimum_seconds", reader::duration),
         priority_protection_seconds: section.take(reader, "priority_protection_seconds", reader::duration),
         demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::positive_duration),
@@ -204,6 +206,24 @@ fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> Residenc
     };
     section.finish(reader);
     options
+}
+
+/// All of the forecast, none of it, or the parts that are named.
+fn forecast_parts(value: &toml::de::DeValue<'_>) -> Result<Parts, String> {
+    if let Some(all) = value.as_bool() {
+        return Ok(if all { Parts::ALL } else { Parts::NONE });
+    }
+    let known = "true, false, or an array of \"preload\", \"intervals\" and \"time_of_day\"";
+    let mut parts = Parts::NONE;
+    for name in reader::texts(value).map_err(|_| format!("must be {known}"))? {
+        match name.as_str() {
+            "preload" => parts.preload = true,
+            "intervals" => parts.intervals = true,
+            "time_of_day" => parts.time_of_day = true,
+            _ => return Err(format!("{name:?} is no part of the forecast: write {known}")),
+        }
+    }
+    Ok(parts)
 }
 
 fn read_device(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<DeviceOptions> {

@@ -86,9 +86,26 @@ pub(crate) fn format_seconds(seconds: f64) -> String {
     }
 }
 
+/// A span of time as people say it: two units at most.
+pub(crate) fn format_span(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3_600 => format!("{} min {} s", whole / 60, whole % 60),
+        3_600..86_400 => format!("{} h {} min", whole / 3_600, whole % 3_600 / 60),
+        _ => format!("{} d {} h", whole / 86_400, whole % 86_400 / 3_600),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_have_two_units_at_most() {
+        let spans = [7.4, 61.0, 5_400.0, 90_000.0].map(format_span);
+        assert_eq!(spans, ["7 s", "1 min 1 s", "1 h 30 min", "1 d 1 h"]);
+    }
     use proptest::prelude::*;
 
     #[test]

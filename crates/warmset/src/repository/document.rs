@@ -2,8 +2,9 @@
 
 use super::{Shape, Stored, slots};
 use serde_json::{Value, json};
+use std::time::Duration;
 use warmset_catalog::Measurement;
-use warmset_core::{ModelName, worker::ModelState};
+use warmset_core::{ModelName, forecast::Expectation, worker::ModelState};
 
 /// A model as `model list --json` and the admin routes show it.
 pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&Measurement>) -> Value {
@@ -40,6 +41,20 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "measured": measured.is_some(),
         "created_unix_milliseconds": model.created_unix_milliseconds,
         "updated_unix_milliseconds": model.updated_unix_milliseconds,
+    })
+}
+
+/// What is expected of a model, as `model show --json` shows it.
+pub(crate) fn expectation_json(expectation: &Expectation) -> Value {
+    let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs_f64());
+    json!({
+        "source": expectation.source,
+        "next_in_seconds": seconds(expectation.next_in),
+        "due_in_seconds": seconds(expectation.due_in),
+        "intervals": expectation.intervals,
+        "preloads_used": expectation.score.used,
+        "preloads_late": expectation.score.late,
+        "preloads_wasted": expectation.score.wasted,
     })
 }
 

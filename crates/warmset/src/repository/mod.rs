@@ -6,7 +6,7 @@ mod runtimes;
 mod shape;
 mod take;
 
-pub(crate) use document::{measurement_json, model_json};
+pub(crate) use document::{expectation_json, measurement_json, model_json};
 pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
 pub(crate) use runtimes::{Runtimes, command_source};
 pub(crate) use shape::Shape;

@@ -5,8 +5,9 @@ use serde_json::Value;
 use std::{collections::BTreeMap, fs, process::Command};
 
 /// Which crates of the workspace each one may use. Adapters never use each other; only the binary sees everything.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 8] = [
     ("warmset-core", &[]),
+    ("warmset-planner", &["warmset-core"]),
     ("warmset-engine", &["warmset-core"]),
     ("warmset-store", &["warmset-core"]),
     ("warmset-catalog", &["warmset-core"]),
@@ -14,7 +15,15 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("warmset-worker", &["warmset-core", "warmset-engine", "warmset-store"]),
     (
         "warmset",
-        &["warmset-core", "warmset-engine", "warmset-store", "warmset-catalog", "warmset-gateway", "warmset-worker"],
+        &[
+            "warmset-core",
+            "warmset-planner",
+            "warmset-engine",
+            "warmset-store",
+            "warmset-catalog",
+            "warmset-gateway",
+            "warmset-worker",
+        ],
     ),
 ];
 

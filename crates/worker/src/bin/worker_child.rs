@@ -107,5 +107,6 @@ fn settings() -> Settings {
         measure_interval: long,
         thrash_window: long,
         thrash_threshold: 0.5,
+        forecast: warmset_core::forecast::Parts::ALL,
     }
 }

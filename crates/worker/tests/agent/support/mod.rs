@@ -55,6 +55,7 @@ pub(crate) fn settings(host_bytes: Bytes) -> Settings {
         measure_interval: LONG,
         thrash_window: LONG,
         thrash_threshold: 2.0,
+        forecast: warmset_core::forecast::Parts::ALL,
     }
 }
 

@@ -1,0 +1,11 @@
+//! What would happen: the machines that serve, on a virtual clock, with a cost model in place of engines.
+//!
+//! Nothing here is a second version of a decision. A run feeds the machines of `warmset-core` the events that engines
+//! and callers would have caused, and does what they ask. Files are read by the binary; here text becomes demand, and
+//! demand a report. Modules are declared in reading order.
+#![forbid(unsafe_code)]
+
+pub mod demand;
+pub mod events;
+pub mod node;
+pub mod peers;
