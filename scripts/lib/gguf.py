@@ -101,3 +101,51 @@ def with_chat_template(source, target, template):
     new += bytes(-len(new) % alignment)
     target.write_bytes(new + body)
     return target
+
+
+def split(source, directory, parts):
+    """Splits a real model into files as llama.cpp's own tool does and returns their paths: the metadata in the first
+    one, the tensors in all of them, and in each its place among the others."""
+    data = source.read_bytes()
+    _, version, tensors, pairs = struct.unpack_from("<4sIQQ", data)
+    at, alignment = 24, DEFAULT_ALIGNMENT
+    kept_begin = at
+    for _ in range(pairs):
+        length = struct.unpack_from("<Q", data, at)[0]
+        key = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        kind = struct.unpack_from("<I", data, at)[0]
+        if key == b"general.alignment":
+            alignment = struct.unpack_from("<I", data, at + 4)[0]
+        at = value_end(data, kind, at + 4)
+    kept = data[kept_begin:at]
+    infos = []
+    for _ in range(tensors):
+        length = struct.unpack_from("<Q", data, at)[0]
+        name = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        count = struct.unpack_from("<I", data, at)[0]
+        dimensions = struct.unpack_from(f"<{count}Q", data, at + 4)
+        at += 4 + 8 * count
+        kind, offset = struct.unpack_from("<IQ", data, at)
+        at += 12
+        infos.append((name, dimensions, kind, offset))
+    begin = -(-at // alignment) * alignment
+    ends = [info[3] for info in infos[1:]] + [len(data) - begin]
+    each = -(-tensors // parts)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for index in range(parts):
+        own = list(zip(infos, ends))[index * each : (index + 1) * each]
+        numbers = [("split.no", UINT16, "<H", index), ("split.count", UINT16, "<H", parts), ("split.tensors.count", INT32, "<i", tensors)]
+        place = b"".join(pair(key, kind, struct.pack(form, value)) for key, kind, form, value in numbers)
+        new = header(len(own), (pairs if index == 0 else 0) + len(numbers), version) + (kept if index == 0 else b"") + place
+        body = b""
+        for (name, dimensions, kind, offset), end in own:
+            new += tensor(name, dimensions, kind, len(body))
+            body += data[begin + offset : begin + end]
+            body += bytes(-len(body) % alignment)
+        path = directory / f"{source.stem}-{index + 1:05}-of-{parts:05}.gguf"
+        path.write_bytes(new + bytes(-len(new) % alignment) + body)
+        paths.append(path)
+    return paths

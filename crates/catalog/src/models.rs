@@ -45,6 +45,10 @@ pub struct ModelSettings {
     pub accelerators: u32,
     /// Size and time of the source when it was taken, to see whether it has changed since.
     pub source_stamp: Option<String>,
+    /// The source as it will always mean the same files, where the one that was given may come to mean others.
+    pub pinned_source: Option<String>,
+    /// How long its files took to come from another machine.
+    pub fetch_seconds: Option<f64>,
 }
 
 impl Default for ModelSettings {
@@ -64,6 +68,8 @@ impl Default for ModelSettings {
             keep_alive_seconds: None,
             accelerators: 0,
             source_stamp: None,
+            pinned_source: None,
+            fetch_seconds: None,
         }
     }
 }

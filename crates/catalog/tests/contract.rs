@@ -52,6 +52,8 @@ async fn a_model_comes_back_as_it_was_added() {
         keep_alive_seconds: Some(0.5),
         accelerators: 2,
         source_stamp: Some("12 34".into()),
+        pinned_source: Some("hf://org/a/b.gguf@0123".into()),
+        fetch_seconds: Some(1.5),
     };
     catalog.add_model(&new).await.unwrap();
     catalog.add_alias(&name("best"), &new.name).await.unwrap();

@@ -258,10 +258,20 @@ impl Metrics {
             ("load", timings.load_seconds),
             ("canary", timings.warm_up_seconds),
         ];
-        for (phase, seconds) in phases {
-            let labels = PhaseLabels { model: model.to_owned(), phase: phase.to_owned() };
-            self.load_seconds.get_or_create(&labels).observe(seconds);
+        // A load fetches only what is not here any more.
+        for (phase, seconds) in phases.into_iter().filter(|(phase, seconds)| *phase != "fetch" || *seconds > 0.0) {
+            self.observe_phase(model, phase, seconds);
         }
+    }
+
+    /// How long the files of a model took to come from another machine.
+    pub fn observe_fetch(&self, model: &str, seconds: f64) {
+        self.observe_phase(model, "fetch", seconds);
+    }
+
+    fn observe_phase(&self, model: &str, phase: &str, seconds: f64) {
+        let labels = PhaseLabels { model: model.to_owned(), phase: phase.to_owned() };
+        self.load_seconds.get_or_create(&labels).observe(seconds);
     }
 
     fn set_resident(&self, model: &str, digest: &Digest, kind: &str, bytes: u64) {

@@ -52,6 +52,9 @@ pub enum StoreError {
         /// What was to be written.
         needed_bytes: u64,
     },
+    /// Another fetch of the same file is under way.
+    #[error("this file is being fetched already: wait until that is done")]
+    BeingFetched,
     /// The store's own directory fails.
     #[error("the store cannot {what} {path}: {error}", path = path.display())]
     Directory {
@@ -72,7 +75,23 @@ impl StoreError {
 
     /// Whether the source that was named is at fault, not the store.
     pub fn is_source_fault(&self) -> bool {
-        matches!(self, Self::NotAFile { .. } | Self::Source { .. } | Self::SourceChanged { .. } | Self::TooLarge { .. })
+        matches!(
+            self,
+            Self::NotAFile { .. }
+                | Self::Source { .. }
+                | Self::SourceChanged { .. }
+                | Self::TooLarge { .. }
+                | Self::BeingFetched
+        )
+    }
+
+    /// What an error of a write below `root` means.
+    pub(crate) fn of_write(root: &Path, error: io::Error, needed_bytes: u64) -> Self {
+        if means_full(&error) {
+            Self::DiskFull { directory: root.to_path_buf(), needed_bytes }
+        } else {
+            Self::Directory { what: "write to", path: root.to_path_buf(), error }
+        }
     }
 
     pub(crate) fn directory<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {

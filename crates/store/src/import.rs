@@ -20,7 +20,7 @@ pub const ARTIFACT_BYTES_MAX: u64 = 16 << 40;
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Stored files are never written again, not even by their owner.
-const STORED_FILE_MODE: u32 = 0o444;
+pub(crate) const STORED_FILE_MODE: u32 = 0o444;
 
 /// A file being written. It holds a lock so that another process opening the store does not take it for a leftover,
 /// and it removes its file unless it was published.
@@ -36,6 +36,11 @@ impl TemporaryFile {
         let temporary = Self { file, path, published: false };
         temporary.file.lock()?;
         Ok(temporary)
+    }
+
+    /// Takes over a file that is complete and locked.
+    pub(crate) fn adopt(file: File, path: PathBuf) -> Self {
+        Self { file, path, published: false }
     }
 
     /// Gives the file its final name. The caller makes the directory durable.
@@ -208,16 +213,22 @@ fn read_some(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
 pub(crate) fn hash_file(file: &mut File, progress: &mut dyn FnMut(u64, u64)) -> io::Result<(Digest, u64)> {
     let total_bytes = file.metadata()?.len();
     let mut hasher = Sha256::new();
+    progress(0, total_bytes);
+    let done_bytes = hash_rest(file, &mut hasher, &mut |done| progress(done, total_bytes.max(done)))?;
+    Ok((Digest(hasher.finalize().into()), done_bytes))
+}
+
+/// Feeds a file from where it stands to its end into a hash and returns the bytes read. `progress` hears how many.
+pub(crate) fn hash_rest(file: &mut File, hasher: &mut Sha256, progress: &mut dyn FnMut(u64)) -> io::Result<u64> {
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut done_bytes = 0;
-    progress(0, total_bytes);
     loop {
         let count = read_some(file, &mut buffer)?;
         if count == 0 {
-            return Ok((Digest(hasher.finalize().into()), done_bytes));
+            return Ok(done_bytes);
         }
         hasher.update(&buffer[..count]);
         done_bytes += count as u64;
-        progress(done_bytes, total_bytes.max(done_bytes));
+        progress(done_bytes);
     }
 }

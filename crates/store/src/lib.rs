@@ -7,11 +7,11 @@ mod checked;
 mod error;
 mod import;
 mod manifest;
-mod source;
+mod staging;
 mod store;
 
 pub use error::StoreError;
 pub use import::ARTIFACT_BYTES_MAX;
 pub use manifest::{MANIFEST_FILES_MAX, Manifest, ManifestError, ManifestFile, definition_digest};
-pub use source::{SourceError, parse_source};
+pub use staging::{Origin, Staging, UNFINISHED_AGE_MAX, UNFINISHED_FILES_MAX};
 pub use store::{QUARANTINED_FILES_MAX, Removed, Store, StoredFile, Verified, path_in};

@@ -1,9 +1,11 @@
-//! The store's directory: `blobs/` by content, `checked/` what was verified, `tmp/` half-written, `quarantine/` corrupt.
+//! The store's directory: `blobs/` by content, `checked/` what was verified, `tmp/` half-written,
+//! `unfinished/` being fetched, `quarantine/` corrupt.
 
 use crate::{
     checked::Fingerprint,
     error::{StoreError, means_full},
     import::{self, TemporaryFile},
+    staging,
 };
 use std::{
     collections::BTreeSet,
@@ -74,7 +76,7 @@ impl Store {
     /// Opens the store in `root`, creates it if needed, and removes what an interrupted import left behind.
     pub fn open(root: &Path) -> Result<Self, StoreError> {
         let store = Self { root: root.to_path_buf(), next_temporary: AtomicU64::new(0), publishing: Mutex::new(()) };
-        for name in ["blobs", "checked", "tmp", "quarantine"] {
+        for name in ["blobs", "checked", "tmp", staging::DIRECTORY, "quarantine"] {
             let path = root.join(name);
             let mut builder = DirBuilder::new();
             builder
@@ -84,6 +86,7 @@ impl Store {
                 .map_err(StoreError::directory("create", &path))?;
         }
         store.remove_leftovers()?;
+        staging::tidy(root)?;
         Ok(store)
     }
 
@@ -203,11 +206,7 @@ impl Store {
 
     /// An error of a write into the store.
     pub(crate) fn write_error(&self, error: io::Error, needed_bytes: u64) -> StoreError {
-        if means_full(&error) {
-            StoreError::DiskFull { directory: self.root.clone(), needed_bytes }
-        } else {
-            StoreError::Directory { what: "write to", path: self.root.clone(), error }
-        }
+        StoreError::of_write(&self.root, error, needed_bytes)
     }
 
     /// Removes files of imports that did not end; those that are locked are still being written.

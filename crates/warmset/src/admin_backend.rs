@@ -1,10 +1,11 @@
 //! What administrators can do, over catalog, store, worker and gateway.
 
 use crate::{
+    fetch_events::Told,
     link::StoredArtifacts,
     profile,
     repository::{
-        ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
+        Added, ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
     },
     settings, warmth,
 };
@@ -30,6 +31,7 @@ use warmset_gateway::{
     frontend::Frontend,
     metrics::TierBytes,
 };
+use warmset_source::{FetchError, Trust};
 use warmset_store::StoreError;
 use warmset_worker::{AgentGone, AgentHandle, MemoryReport};
 
@@ -99,7 +101,7 @@ impl Server {
         let measurements = self.repository.measurements(&stored.model.digest).await?;
         let own = measurements.iter().find(|(kind, _)| *kind == self.worker_type).map(|(_, measurement)| measurement);
         let mut document = with_line(&stored, lines.get(&stored.model.digest), own);
-        let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
+        let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored));
         document["measurements"] = shown.collect();
         // A worker that has shut down expects nothing.
         let expectation = self.agent.expectation(stored.model.digest).await.unwrap_or_default();
@@ -114,7 +116,7 @@ impl Server {
             let digest = &stored.model.digest;
             with_line(stored, lines.get(digest), measured.get(digest))
         });
-        Ok(json!({ "models": models.collect::<Vec<_>>() }))
+        Ok(json!({ "models": models.collect::<Vec<_>>(), "fetches": self.repository.fetches.documents() }))
     }
 
     async fn add(&self, body: Value) -> Result<Value> {
@@ -122,7 +124,7 @@ impl Server {
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
         // The first tier is the host.
         options.check_place(&self.pools, self.tiers.len() - 1).map_err(|reason| anyhow!(reason))?;
-        let added = self.repository.add(&options, Box::new(|_, _| {})).await?;
+        let added = self.fetch_and_add(&options).await?;
         let name = added.model.name;
         self.configure(&self.repository.get(&name).await?).await?;
         // Its files may have been gone or damaged: they are there now.
@@ -131,6 +133,21 @@ impl Server {
         let mut document = self.document(&name).await?;
         document["existed"] = json!(added.existed);
         Ok(document)
+    }
+
+    /// Adds a model; while its files come from another machine, listeners hear how far they are.
+    async fn fetch_and_add(&self, options: &ModelOptions) -> Result<Added> {
+        let told = Told::new(self.events.clone(), options);
+        let heard = told.clone();
+        let added = self.repository.add(options, Trust::Caller, Box::new(move |done, total| heard.hear(done, total)));
+        let added = added.await;
+        told.end(&added);
+        if let Ok(Added { existed: false, model, .. }) = &added
+            && let Some(seconds) = model.settings.fetch_seconds
+        {
+            self.frontend.metrics().observe_fetch(model.name.as_str(), seconds);
+        }
+        added
     }
 
     async fn remove(&self, name: &ModelName) -> Result<Value> {
@@ -297,7 +314,8 @@ fn admin_error(error: anyhow::Error) -> AdminError {
         return AdminError::unavailable(message);
     }
     let catalog_fails = matches!(error.downcast_ref::<CatalogError>(), Some(error) if !error.is_callers_fault());
-    let store_fails = matches!(error.downcast_ref::<StoreError>(), Some(error) if !error.is_source_fault());
+    let store_fails = matches!(error.downcast_ref::<StoreError>(), Some(error) if !error.is_source_fault())
+        || matches!(error.downcast_ref::<FetchError>(), Some(error) if !error.is_source_fault());
     if catalog_fails || store_fails { AdminError::internal(message) } else { AdminError::refused(message) }
 }
 

@@ -19,6 +19,7 @@ mod warmth;
 
 mod admin_backend;
 mod facts;
+mod fetch_events;
 mod link;
 mod listeners;
 mod serve;

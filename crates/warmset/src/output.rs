@@ -25,12 +25,13 @@ impl Output {
             return Box::new(|_, _| {});
         }
         let bar = ProgressBar::new(0);
-        let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}";
+        let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left";
         // A template that is a constant of this program parses.
         bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_prefix(label.to_owned());
         Box::new(move |done, total| {
-            bar.set_length(total);
+            // Nobody may know how much comes.
+            bar.set_length(total.max(done));
             bar.set_position(done);
             if done == total {
                 bar.finish_and_clear();
@@ -60,7 +61,7 @@ impl Drop for Spinner {
     }
 }
 
-fn shows_progress() -> bool {
+pub(crate) fn shows_progress() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 

@@ -77,7 +77,7 @@ pub(crate) async fn store(
     // What was measured just now is shown; the catalog keeps it together with what was measured before.
     let shown = Measurement { samples: known.samples, ..new.clone() };
     let shown = Measurement { measured_unix_milliseconds: known.measured_unix_milliseconds, ..shown };
-    let mut document = measurement_json(worker_type, &shown, &stored.shape);
+    let mut document = measurement_json(worker_type, &shown, stored);
     document["name"] = json!(stored.model.name);
     document["digest"] = json!(digest);
     Ok(document)

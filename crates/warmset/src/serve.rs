@@ -60,7 +60,7 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let admin_listener = bind(plan.admin_listen).await?;
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
     let runtimes = Runtimes::new(plan.config.runtimes.iter().cloned());
-    let repository = Arc::new(Repository::open(lock.root(), runtimes).await?);
+    let repository = Arc::new(Repository::open(lock.root(), runtimes, plan.config.sources.clone()).await?);
     take_configured(&repository, &plan, output).await?;
     let server = start(&plan, repository, lock.root(), listen).await?;
     lock.announce(&admin_listen.to_string())?;

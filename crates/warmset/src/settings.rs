@@ -159,8 +159,14 @@ pub(crate) fn model_config(
     Ok(ModelConfig { spec, engine, files, context_tokens, command })
 }
 
+/// What a cold model costs: its load, and its way here if its files are not here any more.
 fn rewarm_seconds(stored: &Stored, measured: Option<&Measurement>) -> f64 {
-    measured.map_or(stored.shape.rewarm_seconds, |measured| measured.timings.total_seconds())
+    let here = stored.files.iter().all(|file| file.is_file());
+    let fetch_seconds = stored.model.settings.fetch_seconds.filter(|_| !here).unwrap_or(0.0);
+    let load_seconds = measured.map_or(stored.shape.rewarm_seconds, |measured| {
+        measured.timings.total_seconds() - measured.timings.fetch_seconds
+    });
+    fetch_seconds + load_seconds
 }
 
 /// What the gateway must know of a model.

@@ -171,7 +171,7 @@ pub(crate) enum AliasCommand {
 pub(crate) struct AddArguments {
     /// What callers will name it
     name: String,
-    /// A path, a file:// URL, or command:ID for what the runtime's server finds itself
+    /// A path, a file://, https://, hf://, s3:// or ollama:// URL, or command:ID for what the runtime's server finds
     source: String,
     /// Further names
     #[arg(long = "alias", value_name = "NAME")]

@@ -18,9 +18,12 @@ use crate::{
 use anyhow::{Context, Result, anyhow, bail};
 use hyper::Method;
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::{path::Path, time::Duration};
 use warmset_core::worker::ModelState;
-use warmset_store::parse_source;
+use warmset_source::{Location, Trust};
+
+/// How often a server is asked how far a fetch is.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(300);
 
 /// Runs a command and prints its result.
 pub(crate) async fn run(command: ModelCommand, global: &GlobalArguments, output: Output) -> Result<()> {
@@ -108,7 +111,7 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
     refuse_directory(&options.source)?;
     match place {
         Place::Directory { repository, .. } => {
-            let added = repository.add(&options, output.bytes_progress(&options.name)).await?;
+            let added = repository.add(&options, Trust::Operator, output.bytes_progress(&options.name)).await?;
             let mut document = show_stored(repository, &options.name).await?;
             document["existed"] = json!(added.existed);
             Ok(document)
@@ -116,8 +119,31 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
         Place::Server(client) => {
             // The server has a working directory of its own.
             options.source = absolute(&options.source)?;
-            let _spinner = output.spinner(&format!("adding {}", options.name));
-            Ok(client.call(Method::POST, "/admin/v1/models", Some(&serde_json::to_value(&options)?)).await?)
+            add_at_server(client, &options, output).await
+        }
+    }
+}
+
+/// Lets the server add a model, and shows how far it is with fetching its files.
+async fn add_at_server(client: &Client, options: &ModelOptions, output: Output) -> Result<Value> {
+    let body = serde_json::to_value(options)?;
+    let adding = client.call(Method::POST, "/admin/v1/models", Some(&body));
+    tokio::pin!(adding);
+    if !crate::output::shows_progress() || Location::parse(&options.source)?.path().is_some() {
+        let _spinner = output.spinner(&format!("adding {}", options.name));
+        return Ok(adding.await?);
+    }
+    let mut progress = output.bytes_progress(&options.name);
+    loop {
+        tokio::select! {
+            added = &mut adding => return Ok(added?),
+            () = tokio::time::sleep(PROGRESS_PAUSE) => {}
+        }
+        // A server that is too busy to say how far it is says so when it is done.
+        let Ok(document) = client.get("/admin/v1/models").await else { continue };
+        let mut fetches = document["fetches"].as_array().into_iter().flatten();
+        if let Some(fetch) = fetches.find(|fetch| fetch["name"] == options.name.as_str()) {
+            progress(fetch["done_bytes"].as_u64().unwrap_or(0), fetch["total_bytes"].as_u64().unwrap_or(0));
         }
     }
 }
@@ -127,19 +153,22 @@ fn refuse_directory(source: &str) -> Result<()> {
     if command_source(source).is_some() {
         return Ok(());
     }
-    let path = parse_source(source)?;
-    if path.is_dir() {
-        bail!("{} is a directory: give a model file in it, such as one that ends in .gguf", path.display());
+    match Location::parse(source)?.path() {
+        Some(path) if path.is_dir() => {
+            bail!("{} is a directory: give a model file in it, such as one that ends in .gguf", path.display())
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
+/// A path as the server understands it; a URL as it is.
 fn absolute(source: &str) -> Result<String> {
     if command_source(source).is_some() {
         return Ok(source.to_owned());
     }
-    let path = std::path::absolute(parse_source(source)?)?;
-    path.into_os_string().into_string().map_err(|path| anyhow!("the path {} is not UTF-8", path.display()))
+    let Location::File(path) = Location::parse(source)? else { return Ok(source.to_owned()) };
+    let path = std::path::absolute(path)?.into_os_string();
+    path.into_string().map_err(|path| anyhow!("the path {} is not UTF-8", path.display()))
 }
 
 async fn list(place: &Place) -> Result<Value> {
@@ -169,7 +198,7 @@ async fn show_stored(repository: &Repository, name: &str) -> Result<Value> {
     let measurements = repository.measurements(&stored.model.digest).await?;
     let own = measurements.iter().find(|(kind, _)| *kind == worker_type()).map(|(_, measured)| measured);
     let mut document = model_json(&stored, ModelState::Absent, own);
-    let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored.shape));
+    let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored));
     document["measurements"] = shown.collect();
     Ok(document)
 }
@@ -301,11 +330,23 @@ fn list_text(document: &Value) -> String {
             short_digest(model),
         ]
     });
-    let rows: Vec<Vec<String>> = rows.collect();
+    let fetches = document["fetches"].as_array().into_iter().flatten();
+    let rows: Vec<Vec<String>> = rows.chain(fetches.map(fetch_row)).collect();
     if rows.is_empty() {
         return "no models yet: add one with `warmset model add NAME FILE`".to_owned();
     }
     table(&["NAME", "STATE", "PIN", "ENGINE", "FILE", "MEMORY", "DIGEST"], rows)
+}
+
+/// A model that is not there yet: its files are on their way.
+fn fetch_row(fetch: &Value) -> Vec<String> {
+    let share = |total: f64| format!("fetching {:.0} %", 100.0 * fetch["done_bytes"].as_f64().unwrap_or(0.0) / total);
+    let state = fetch["total_bytes"].as_f64().map_or_else(|| "fetching".to_owned(), share);
+    let rate = fetch["bytes_per_second"].as_f64().map(|rate| format!("{}/s", format_bytes(rate as u64)));
+    let left = fetch["seconds_left"].as_f64().map(|seconds| format!(", {} left", format_seconds(seconds)));
+    let speed = rate.unwrap_or_default() + &left.unwrap_or_default();
+    let size = bytes_of(fetch, "total_bytes");
+    vec![text_of(fetch, "name"), state, String::new(), String::new(), size, speed, String::new()]
 }
 
 fn show_text(document: &Value) -> String {
@@ -316,7 +357,7 @@ fn show_text(document: &Value) -> String {
         ("digest", text_of(document, "digest")),
         ("state", text_of(document, "state")),
         ("aliases", aliases.collect::<Vec<_>>().join(", ")),
-        ("source", text_of(document, "source")),
+        ("source", source_text(document)),
         ("engine", format!("{} ({})", text_of(document, "engine"), text_of(document, by))),
         ("file", bytes_of(document, "size_bytes")),
         ("memory", memory_text(document)),
@@ -360,6 +401,15 @@ fn preloads_text(forecast: &Map<String, Value>) -> String {
     let count = |key: &str| forecast[key].as_u64().unwrap_or(0);
     let (used, late, wasted) = (count("preloads_used"), count("preloads_late"), count("preloads_wasted"));
     format!("{used} saved a cold start, {late} came late, {wasted} were not used")
+}
+
+/// Where it came from, and as what that will always be found again.
+fn source_text(document: &Value) -> String {
+    let source = text_of(document, "source");
+    match document["pinned_source"].as_str().filter(|pinned| *pinned != source) {
+        Some(pinned) => format!("{source} (pinned: {pinned})"),
+        None => source,
+    }
 }
 
 /// `~` stands before what is estimated, as in lists.

@@ -65,7 +65,8 @@ impl Place {
         match locked {
             Locked::Server(address) => Ok(Self::Server(Client::new(&address)?)),
             Locked::Here(lock) => {
-                let repository = Box::new(Repository::open(lock.root(), Runtimes::default()).await?);
+                let sources = warmset_source::Settings::default();
+                let repository = Box::new(Repository::open(lock.root(), Runtimes::default(), sources).await?);
                 Ok(Self::Directory { repository, lock })
             }
         }

@@ -33,6 +33,7 @@ pub(crate) struct Config {
     pub(crate) gateway: GatewayOptions,
     pub(crate) worker: WorkerOptions,
     pub(crate) residency: ResidencyOptions,
+    pub(crate) sources: warmset_source::Settings,
     pub(crate) devices: Vec<DeviceOptions>,
     pub(crate) runtimes: Vec<Runtime>,
     pub(crate) models: Vec<ModelOptions>,
@@ -112,6 +113,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     let gateway = root.take_table(&mut reader, "gateway");
     let worker = root.take_table(&mut reader, "worker");
     let residency = root.take_table(&mut reader, "residency");
+    let sources = root.take_table(&mut reader, "sources");
     let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
     let runtimes = root.take_tables(&mut reader, "runtime", runtime::RUNTIMES_MAX);
     let models = root.take_tables(&mut reader, "model", MODELS_MAX);
@@ -128,6 +130,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
         gateway,
         worker,
         residency: read_residency(&mut reader, residency),
+        sources: read_sources(&mut reader, sources),
         devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
         models: read_models(&mut reader, models, pools.as_deref(), &known),
         runtimes,
@@ -224,6 +227,23 @@ fn forecast_parts(value: &toml::de::DeValue<'_>) -> Result<Parts, String> {
         }
     }
     Ok(parts)
+}
+
+fn read_sources(reader: &mut Reader<'_>, mut section: Section<'_>) -> warmset_source::Settings {
+    let default = warmset_source::Settings::default();
+    let settings = warmset_source::Settings {
+        allow_private: section.take(reader, "allow_private", reader::boolean).unwrap_or(default.allow_private),
+        allow_hosts: section.take(reader, "allow_hosts", reader::texts).unwrap_or(default.allow_hosts),
+        ca_file: section.take(reader, "ca_file", reader::text).map(Into::into),
+        max_bytes: section.take(reader, "max_bytes", reader::positive_bytes).unwrap_or(default.max_bytes),
+        stall_timeout: section
+            .take(reader, "stall_timeout", reader::positive_duration)
+            .unwrap_or(default.stall_timeout),
+        timeout: section.take(reader, "timeout", reader::positive_duration).unwrap_or(default.timeout),
+        retry_pause: section.take(reader, "retry_pause", reader::duration).unwrap_or(default.retry_pause),
+    };
+    section.finish(reader);
+    settings
 }
 
 fn read_device(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<DeviceOptions> {

@@ -1,6 +1,6 @@
 //! Models as JSON, the same from the server and from a data directory.
 
-use super::{Shape, Stored, slots};
+use super::{Stored, slots};
 use serde_json::{Value, json};
 use std::time::Duration;
 use warmset_catalog::Measurement;
@@ -20,6 +20,8 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "aliases": model.aliases.iter().map(ModelName::as_str).collect::<Vec<_>>(),
         "state": state,
         "source": model.source,
+        "pinned_source": settings.pinned_source,
+        "fetch_seconds": settings.fetch_seconds,
         "engine": settings.engine,
         "runtime": settings.runtime,
         "architecture": shape.architecture,
@@ -59,11 +61,12 @@ pub(crate) fn expectation_json(expectation: &Expectation) -> Value {
 }
 
 /// A measurement as `model show --json` and `model profile --json` show it.
-pub(crate) fn measurement_json(worker_type: &str, measurement: &Measurement, shape: &Shape) -> Value {
-    let timings = measurement.timings;
+pub(crate) fn measurement_json(worker_type: &str, measurement: &Measurement, stored: &Stored) -> Value {
+    let (timings, settings) = (measurement.timings, &stored.model.settings);
     json!({
         "worker_type": worker_type,
-        "download_seconds": timings.fetch_seconds,
+        // A load fetches only what was lost; what it takes to bring the files here is known from when they came.
+        "download_seconds": settings.fetch_seconds.unwrap_or(timings.fetch_seconds),
         "verify_seconds": timings.verify_seconds,
         "load_seconds": timings.load_seconds,
         "warm_up_seconds": timings.warm_up_seconds,
@@ -75,7 +78,7 @@ pub(crate) fn measurement_json(worker_type: &str, measurement: &Measurement, sha
         "first_request_penalty_seconds": measurement.first_request_penalty_seconds,
         "prefill_tokens_per_second": measurement.prefill_tokens_per_second,
         "decode_tokens_per_second": measurement.decode_tokens_per_second,
-        "kv_bytes_per_token": measurement.kv_bytes_per_token.or(shape.kv_bytes_per_token),
+        "kv_bytes_per_token": measurement.kv_bytes_per_token.or(stored.shape.kv_bytes_per_token),
         "measured_unix_milliseconds": measurement.measured_unix_milliseconds,
         "samples": measurement.samples,
     })

@@ -1,6 +1,7 @@
 //! The models of one installation: catalog and artifact store kept in step, for the server and for commands alike.
 
 mod document;
+mod fetching;
 mod options;
 mod runtimes;
 mod shape;
@@ -12,16 +13,18 @@ pub(crate) use runtimes::{Runtimes, command_source};
 pub(crate) use shape::Shape;
 
 use anyhow::{Context, Result, anyhow};
+use fetching::Fetches;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
-use take::Taken;
+use take::{Taken, Wanted};
 use tokio::sync::Mutex;
 use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings, NewModel};
 use warmset_core::{Digest, ModelName};
 use warmset_engine::protocol::CommandRequest;
+use warmset_source::{Environment, Fetcher, Gathered, Trust};
 use warmset_store::{Manifest, Store};
 
 /// Hears of a copy's progress: `(done_bytes, total_bytes)`.
@@ -33,6 +36,9 @@ pub(crate) struct Repository {
     pub(crate) catalog: Catalog,
     /// What the configuration file defines; none where there is no server.
     pub(crate) runtimes: Runtimes,
+    /// What is being fetched now.
+    pub(crate) fetches: Fetches,
+    fetcher: Fetcher,
     shapes: Shapes,
     /// One change at a time: a file that is being added is not yet referenced and must not be removed.
     changes: Mutex<()>,
@@ -105,18 +111,42 @@ impl Stored {
 
 impl Repository {
     /// Opens both. The caller holds the lock of the data directory.
-    pub(crate) async fn open(root: &Path, runtimes: Runtimes) -> Result<Self> {
+    pub(crate) async fn open(root: &Path, runtimes: Runtimes, sources: warmset_source::Settings) -> Result<Self> {
         let store = Arc::new(Store::open(&root.join("store"))?);
         let path = root.join("catalog.db");
         let location = path.to_str().with_context(|| format!("the path {} is not UTF-8", path.display()))?;
         let catalog = Catalog::open(location).await?;
-        Ok(Self { store, catalog, runtimes, shapes: Shapes::default(), changes: Mutex::new(()) })
+        Ok(Self {
+            store,
+            catalog,
+            runtimes,
+            fetches: Fetches::default(),
+            fetcher: Fetcher::new(sources, Environment::read()),
+            shapes: Shapes::default(),
+            changes: Mutex::new(()),
+        })
     }
 
     /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes the
     /// settings that are said and nothing else.
-    pub(crate) async fn add(&self, options: &ModelOptions, progress: Progress) -> Result<Added> {
-        self.add_or_replace(options, progress, false).await
+    pub(crate) async fn add(&self, options: &ModelOptions, trust: Trust, progress: Progress) -> Result<Added> {
+        let name = parse_name(&options.name)?;
+        if let Ok(known) = self.catalog.model(&name).await
+            && take::means_the_same(options, &known)
+            && self.holds(&known)
+        {
+            return self.change_what_is_said(options, &known).await;
+        }
+        self.add_or_replace(options, trust, progress, false).await
+    }
+
+    /// Changes the settings that are said of a model that is there; the others stay.
+    async fn change_what_is_said(&self, options: &ModelOptions, known: &Model) -> Result<Added> {
+        let before = known.settings.clone();
+        let settings = parse_engine(&before.engine).and_then(|engine| options.settings_over(engine, before));
+        self.change_settings(known, &settings.map_err(|reason| anyhow!(reason))?).await?;
+        self.ensure_aliases(&known.name, &options.aliases).await?;
+        Ok(Added { model: self.catalog.model(&known.name).await?, existed: true, replaced: None })
     }
 
     /// Adds a model as the configuration file wants it: a name that meant something else, or other settings, give way.
@@ -130,7 +160,7 @@ impl Repository {
             self.ensure_aliases(&name, &options.aliases).await?;
             return Ok(Added { model: self.catalog.model(&name).await?, existed: true, replaced: None });
         }
-        self.add_or_replace(options, progress, true).await
+        self.add_or_replace(options, Trust::Operator, progress, true).await
     }
 
     /// Whether the store has every file of a model. One that is gone is taken from its source again.
@@ -139,16 +169,36 @@ impl Repository {
             .is_ok_and(|manifest| manifest.files.iter().all(|file| self.store.path_of(&file.sha256).is_file()))
     }
 
-    async fn add_or_replace(&self, options: &ModelOptions, progress: Progress, replace: bool) -> Result<Added> {
+    async fn add_or_replace(
+        &self,
+        options: &ModelOptions,
+        trust: Trust,
+        mut progress: Progress,
+        replace: bool,
+    ) -> Result<Added> {
         let name = parse_name(&options.name)?;
+        let wanted = Wanted::of(options, &self.runtimes)?;
+        // What takes hours is nobody's way: nothing is locked, and what comes is not in the store yet.
+        let gathered = self.gather(&options.name, &wanted, trust, &mut progress).await?;
         let _one_at_a_time = self.changes.lock().await;
-        let (store, runtimes, wanted) = (self.store.clone(), self.runtimes.clone(), options.clone());
-        let taken = tokio::task::spawn_blocking(move || take::take(&store, &runtimes, &wanted, progress)).await??;
-        let outcome = self.enter(&name, options, &taken, replace).await;
+        let store = self.store.clone();
+        let taken = tokio::task::spawn_blocking(move || take::take(&store, wanted, gathered, progress)).await?;
+        let outcome = match taken {
+            Ok(taken) => self.enter(&name, options, &taken, replace).await,
+            Err(error) => Err(error),
+        };
         if !matches!(&outcome, Ok(added) if !added.existed && added.replaced.is_none()) {
             self.remove_unreferenced().await;
         }
         outcome
+    }
+
+    /// Brings what is on other machines here, and says where the rest is.
+    async fn gather(&self, name: &str, wanted: &Wanted, trust: Trust, progress: &mut Progress) -> Result<Gathered> {
+        let Some(location) = wanted.location() else { return Ok(Gathered::default()) };
+        let fetch = self.fetches.begin(name, location.to_string());
+        let mut told = fetch.follow(progress);
+        Ok(self.fetcher.gather(location, wanted.may_be_split(), trust, &self.store, &mut told).await?)
     }
 
     /// Writes what was taken into the catalog.
@@ -161,15 +211,10 @@ impl Repository {
         let mut replaced = None;
         if let Ok(known) = self.catalog.model(name).await {
             if known.digest == taken.digest {
-                let settings = if replace {
-                    as_configured(options, taken.settings.clone(), &known)
-                } else {
-                    let before = known.settings.clone();
-                    parse_engine(&taken.settings.engine)
-                        .and_then(|engine| options.settings_over(engine, before))
-                        .map_err(|reason| anyhow!(reason))?
-                };
-                self.change_settings(&known, &settings).await?;
+                if !replace {
+                    return self.change_what_is_said(options, &known).await;
+                }
+                self.change_settings(&known, &as_configured(options, taken.settings.clone(), &known)).await?;
                 self.ensure_aliases(name, &options.aliases).await?;
                 return Ok(Added { model: self.catalog.model(name).await?, existed: true, replaced: None });
             }

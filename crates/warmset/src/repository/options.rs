@@ -91,6 +91,8 @@ impl ModelOptions {
             keep_alive_seconds: self.keep_alive_seconds.or(before.keep_alive_seconds),
             accelerators: self.accelerators.unwrap_or(before.accelerators),
             source_stamp: before.source_stamp,
+            pinned_source: before.pinned_source,
+            fetch_seconds: before.fetch_seconds,
         };
         check(&settings)?;
         Ok(settings)

@@ -6,15 +6,13 @@ use super::{
     runtimes::runtime_digest,
     shape::Load,
 };
-use anyhow::{Context, Result, anyhow, bail};
-use std::{
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use anyhow::{Result, anyhow, bail};
+use std::{os::unix::fs::MetadataExt, path::PathBuf};
 use warmset_catalog::{Model, ModelSettings};
 use warmset_core::Digest;
 use warmset_engine::protocol::EngineKind;
-use warmset_store::{MANIFEST_FILES_MAX, Manifest, ManifestFile, Store, parse_source};
+use warmset_source::{Gathered, Location, Part};
+use warmset_store::{Manifest, ManifestFile, Store};
 
 /// A model whose files are in the store.
 pub(super) struct Taken {
@@ -23,46 +21,77 @@ pub(super) struct Taken {
     pub(super) settings: ModelSettings,
 }
 
-/// Takes the files that a source names. Blocks.
-pub(super) fn take(
-    store: &Store,
-    runtimes: &Runtimes,
-    options: &ModelOptions,
-    mut progress: Progress,
-) -> Result<Taken> {
-    let runtime_sha256 = options.runtime.as_deref().map(|name| runtimes.get(name).map(runtime_digest));
-    let runtime_sha256 = runtime_sha256.transpose().map_err(|reason| anyhow!(reason))?;
-    if let Some(model) = command_source(&options.source) {
-        return without_files(options, model, runtime_sha256);
+/// What a source means.
+enum Meaning {
+    /// Files, to be had there.
+    Files(Location),
+    /// A model that its server finds by itself.
+    Server(String),
+}
+
+/// What is wanted, read before anything is fetched or copied.
+pub(super) struct Wanted {
+    meaning: Meaning,
+    engine: EngineKind,
+    settings: ModelSettings,
+    runtime_sha256: Option<Digest>,
+}
+
+impl Wanted {
+    pub(super) fn of(options: &ModelOptions, runtimes: &Runtimes) -> Result<Self> {
+        let runtime_sha256 = options.runtime.as_deref().map(|name| runtimes.get(name).map(runtime_digest));
+        let runtime_sha256 = runtime_sha256.transpose().map_err(|reason| anyhow!(reason))?;
+        let (meaning, engine, source_stamp) = match command_source(&options.source) {
+            Some(model) => {
+                if options.engine_said() != Some(EngineKind::Command) {
+                    bail!(
+                        "the source {} is for --engine command: leave the engine out, or give a file",
+                        options.source
+                    );
+                }
+                (Meaning::Server(model.to_owned()), EngineKind::Command, None)
+            }
+            None => {
+                let location = Location::parse(&options.source)?;
+                let engine = engine_of(options.engine_said(), &location)?;
+                let stamp = stamp(&location);
+                (Meaning::Files(location), engine, stamp)
+            }
+        };
+        let settings = options.settings(engine).map_err(|reason| anyhow!(reason))?;
+        Ok(Self { meaning, engine, settings: ModelSettings { source_stamp, ..settings }, runtime_sha256 })
     }
-    let path = parse_source(&options.source)?;
-    let engine = engine_of(options.engine_said(), &path)?;
-    let mut settings = options.settings(engine).map_err(|reason| anyhow!(reason))?;
-    settings.source_stamp = stamp(&path);
-    let sources = files_of(&path, engine)?;
-    let load = load_of(&settings).map_err(|reason| anyhow!(reason))?;
-    // Before gigabytes are copied; only a regular file is opened.
-    if sources.iter().all(|source| source.is_file()) {
-        Shape::read(&sources, load).map_err(|reason| anyhow!("{}: {reason}", path.display()))?;
+
+    /// Where its files are, if it has any.
+    pub(super) fn location(&self) -> Option<&Location> {
+        match &self.meaning {
+            Meaning::Files(location) => Some(location),
+            Meaning::Server(_) => None,
+        }
     }
-    let total: u64 = sources.iter().filter_map(|source| source.metadata().ok()).map(|metadata| metadata.len()).sum();
-    let mut before = 0;
-    let mut files = Vec::with_capacity(sources.len());
-    let mut paths = Vec::with_capacity(sources.len());
-    for (index, source) in sources.iter().enumerate() {
-        let stored = store.import_file(source, &mut |done, _| progress(before + done, total))?;
-        before += stored.size_bytes;
-        let name = role(engine, index, sources.len());
-        files.push(ManifestFile { name, sha256: stored.sha256, size_bytes: stored.size_bytes });
-        paths.push(stored.path);
+
+    /// Whether its name may mean several files.
+    pub(super) fn may_be_split(&self) -> bool {
+        self.engine == EngineKind::Llama
     }
-    // What was copied is what counts, not what was looked at before.
-    Shape::read(&paths, load).map_err(|reason| anyhow!("{}: {reason}", path.display()))?;
+}
+
+/// Takes the files that were gathered. Blocks.
+pub(super) fn take(store: &Store, wanted: Wanted, gathered: Gathered, progress: Progress) -> Result<Taken> {
+    let Wanted { meaning, engine, mut settings, runtime_sha256 } = wanted;
+    (settings.pinned_source, settings.fetch_seconds) = (gathered.pinned, gathered.fetch_seconds);
+    let (files, model) = match meaning {
+        Meaning::Files(location) => {
+            let load = load_of(&settings).map_err(|reason| anyhow!(reason))?;
+            (take_files(store, &location, load, gathered.parts, progress)?, None)
+        }
+        Meaning::Server(model) => (Vec::new(), Some(model)),
+    };
     let manifest = Manifest {
         context_tokens: settings.context_tokens,
         engine: engine_name(engine).to_owned(),
         files,
-        model: None,
+        model,
         runtime_sha256,
         template_sha256: None,
     };
@@ -70,34 +99,65 @@ pub(super) fn take(
     Ok(Taken { digest, manifest, settings })
 }
 
-/// A model that its server finds by itself.
-fn without_files(options: &ModelOptions, model: &str, runtime_sha256: Option<Digest>) -> Result<Taken> {
-    if options.engine_said() != Some(EngineKind::Command) {
-        bail!("the source {} is for --engine command: leave the engine out, or give a file", options.source);
+fn take_files(
+    store: &Store,
+    location: &Location,
+    load: Load,
+    parts: Vec<Part>,
+    mut progress: Progress,
+) -> Result<Vec<ManifestFile>> {
+    let readable = |paths: &[PathBuf]| Shape::read(paths, load).map_err(|reason| anyhow!("{location}: {reason}"));
+    let sources: Vec<PathBuf> = parts.iter().filter_map(local_path).cloned().collect();
+    // Before gigabytes are copied; only a regular file is opened.
+    if sources.len() == parts.len() && sources.iter().all(|source| source.is_file()) {
+        readable(&sources)?;
     }
-    let settings = options.settings(EngineKind::Command).map_err(|reason| anyhow!(reason))?;
-    let manifest = Manifest {
-        context_tokens: settings.context_tokens,
-        engine: settings.engine.clone(),
-        files: Vec::new(),
-        model: Some(model.to_owned()),
-        runtime_sha256,
-        template_sha256: None,
-    };
-    Ok(Taken { digest: manifest.digest()?, manifest, settings })
+    let total: u64 = sources.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
+    let mut before = 0;
+    let count = parts.len();
+    let mut files = Vec::with_capacity(count);
+    let mut paths = Vec::with_capacity(count);
+    for (index, part) in parts.into_iter().enumerate() {
+        let stored = match part {
+            Part::Local { path, sha256 } => {
+                let stored = store.import_file(&path, &mut |done, _| progress(before + done, total))?;
+                before += stored.size_bytes;
+                let expected = sha256.unwrap_or(stored.sha256);
+                if expected != stored.sha256 {
+                    let (path, found) = (path.display(), stored.sha256);
+                    bail!("{path} has SHA-256 {found} instead of {expected}: it is damaged, nothing of it is used");
+                }
+                stored
+            }
+            Part::Fetched { staging, sha256 } => store.publish_staged(staging, sha256)?,
+        };
+        let name = role(load.engine, index, count);
+        files.push(ManifestFile { name, sha256: stored.sha256, size_bytes: stored.size_bytes });
+        paths.push(stored.path);
+    }
+    // What was copied is what counts, not what was looked at before.
+    readable(&paths)?;
+    Ok(files)
+}
+
+fn local_path(part: &Part) -> Option<&PathBuf> {
+    match part {
+        Part::Local { path, .. } => Some(path),
+        Part::Fetched { .. } => None,
+    }
 }
 
 /// The settings a known model would get from these options, if taking its source again would give the same model.
 pub(super) fn unchanged(runtimes: &Runtimes, options: &ModelOptions, known: &Model) -> Option<ModelSettings> {
-    let (settings, is_file) = match command_source(&options.source) {
-        Some(_) => (options.settings(options.engine_said()?).ok()?, false),
-        None => {
-            let path = parse_source(&options.source).ok()?;
-            let engine = engine_of(options.engine_said(), &path).ok()?;
-            (ModelSettings { source_stamp: stamp(&path), ..options.settings(engine).ok()? }, true)
-        }
+    let wanted = Wanted::of(options, runtimes).ok()?;
+    // A file on this machine is looked at. What was fetched once is what it was: nobody is asked again.
+    let is_file = wanted.location().is_some_and(|location| location.path().is_some());
+    let settings = ModelSettings {
+        pinned_source: known.settings.pinned_source.clone(),
+        fetch_seconds: known.settings.fetch_seconds,
+        ..wanted.settings
     };
-    let runtime = settings.runtime.as_deref().map(|name| runtimes.get(name).map(runtime_digest)).transpose().ok()?;
+    let runtime = wanted.runtime_sha256;
     let same = settings.source_stamp.is_some() == is_file
         && Manifest::from_canonical_json(&known.manifest).is_ok_and(|manifest| manifest.runtime_sha256 == runtime)
         && settings.source_stamp == known.settings.source_stamp
@@ -106,6 +166,17 @@ pub(super) fn unchanged(runtimes: &Runtimes, options: &ModelOptions, known: &Mod
         && settings.context_tokens == known.settings.context_tokens
         && options.digest.is_none_or(|digest| digest == known.digest);
     same.then_some(settings)
+}
+
+/// Whether these options name what was fetched for a model already. What came from another machine is what it was.
+pub(super) fn means_the_same(options: &ModelOptions, known: &Model) -> bool {
+    let location = Location::parse(&options.source);
+    let far = command_source(&options.source).is_none() && location.is_ok_and(|location| location.path().is_none());
+    far && options.source == known.source
+        && options.engine_said().is_none_or(|engine| engine_name(engine) == known.settings.engine)
+        && options.runtime.as_ref().is_none_or(|runtime| Some(runtime) == known.settings.runtime.as_ref())
+        && options.context_tokens.is_none_or(|tokens| tokens == known.settings.context_tokens)
+        && options.digest.is_none_or(|digest| digest == known.digest)
 }
 
 /// What decides how much memory a model takes.
@@ -118,14 +189,15 @@ pub(super) fn load_of(settings: &ModelSettings) -> Result<Load, String> {
     })
 }
 
-fn engine_of(given: Option<EngineKind>, path: &Path) -> Result<EngineKind> {
+fn engine_of(given: Option<EngineKind>, location: &Location) -> Result<EngineKind> {
     if let Some(engine) = given {
         return Ok(engine);
     }
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some(extension) if extension.eq_ignore_ascii_case("gguf") => Ok(EngineKind::Llama),
-        Some("json") => bail!("{} may be a synthetic model: say so with --engine synthetic", path.display()),
-        _ => bail!("no engine follows from the name {}: give --engine llama for a GGUF file", path.display()),
+    let name = location.file_name();
+    match name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase()).as_deref() {
+        Some("gguf") => Ok(EngineKind::Llama),
+        Some("json") => bail!("{location} may be a synthetic model: say so with --engine synthetic"),
+        _ => bail!("no engine follows from the name {location}: give --engine llama for a GGUF file"),
     }
 }
 
@@ -139,33 +211,9 @@ fn role(engine: EngineKind, index: usize, count: usize) -> String {
     if count == 1 { format!("model.{kind}") } else { format!("model-{:05}-of-{count:05}.{kind}", index + 1) }
 }
 
-/// All files of a model: a GGUF file may be the first of several, `NAME-00001-of-00003.gguf`.
-fn files_of(path: &Path, engine: EngineKind) -> Result<Vec<PathBuf>> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let Some((stem, first, count)) = split_name(name).filter(|_| engine == EngineKind::Llama) else {
-        return Ok(vec![path.to_path_buf()]);
-    };
-    if first != 1 {
-        bail!("{} is not the first part of its model: give the part 00001", path.display());
-    }
-    if count > MANIFEST_FILES_MAX {
-        bail!("{} is split into more than {MANIFEST_FILES_MAX} files", path.display());
-    }
-    let directory = path.parent().context("a file has a parent directory")?;
-    Ok((1..=count).map(|index| directory.join(format!("{stem}-{index:05}-of-{count:05}.gguf"))).collect())
-}
-
-/// Takes `STEM-00001-of-00003.gguf` apart.
-fn split_name(name: &str) -> Option<(&str, usize, usize)> {
-    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, index) = rest.rsplit_once('-')?;
-    let number = |text: &str| (text.len() == 5).then(|| text.parse().ok()).flatten();
-    Some((stem, number(index)?, number(count)?)).filter(|(_, _, count)| *count >= 1)
-}
-
-/// Size and time of a source.
-fn stamp(path: &Path) -> Option<String> {
-    let metadata = path.metadata().ok()?;
+/// Size and time of a source on this machine.
+fn stamp(location: &Location) -> Option<String> {
+    let metadata = location.path()?.metadata().ok()?;
     Some(format!("{} {}.{:09}", metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
 }
 
@@ -175,21 +223,17 @@ mod tests {
 
     #[test]
     fn the_engine_follows_from_the_name_unless_given() {
-        assert_eq!(engine_of(None, Path::new("/a/B.GGUF")).unwrap(), EngineKind::Llama);
-        assert_eq!(engine_of(Some(EngineKind::Synthetic), Path::new("/a")).unwrap(), EngineKind::Synthetic);
-        assert!(engine_of(None, Path::new("/a.json")).unwrap_err().to_string().contains("--engine synthetic"));
-        assert!(engine_of(None, Path::new("/a.bin")).is_err());
+        let of = |given, source: &str| engine_of(given, &Location::parse(source).unwrap());
+        for gguf in ["/a/B.GGUF", "https://h.example/b.gguf?a=b.json", "ollama://llama3.2:1b", "hf://a/b/c.gguf@v1.0"] {
+            assert_eq!(of(None, gguf).unwrap(), EngineKind::Llama, "{gguf}");
+        }
+        assert_eq!(of(Some(EngineKind::Synthetic), "/a").unwrap(), EngineKind::Synthetic);
+        assert!(of(None, "/a.json").unwrap_err().to_string().contains("--engine synthetic"));
+        assert!(of(None, "/a.bin").is_err() && of(None, "/a.gguf/b").is_err());
     }
 
     #[test]
-    fn parts_of_a_split_model_are_found_by_their_names() {
-        let files = files_of(Path::new("/m/x-00001-of-00002.gguf"), EngineKind::Llama).unwrap();
-        assert_eq!(files, [PathBuf::from("/m/x-00001-of-00002.gguf"), PathBuf::from("/m/x-00002-of-00002.gguf")]);
-        assert!(files_of(Path::new("/m/x-00002-of-00002.gguf"), EngineKind::Llama).is_err());
-        assert!(files_of(Path::new("/m/x-00001-of-99999.gguf"), EngineKind::Llama).is_err());
-        for plain in ["x.gguf", "x-1-of-2.gguf", "x-00001-of-00000.gguf", "-of-.gguf"] {
-            assert_eq!(files_of(Path::new(plain), EngineKind::Llama).unwrap(), [PathBuf::from(plain)]);
-        }
+    fn the_role_of_a_part_says_its_place() {
         assert_eq!(role(EngineKind::Llama, 0, 1), "model.gguf");
         assert_eq!(role(EngineKind::Llama, 1, 2), "model-00002-of-00002.gguf");
     }

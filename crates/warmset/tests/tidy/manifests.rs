@@ -5,11 +5,12 @@ use serde_json::Value;
 use std::{collections::BTreeMap, fs, process::Command};
 
 /// Which crates of the workspace each one may use. Adapters never use each other; only the binary sees everything.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("warmset-core", &[]),
     ("warmset-planner", &["warmset-core"]),
     ("warmset-engine", &["warmset-core"]),
     ("warmset-store", &["warmset-core"]),
+    ("warmset-source", &["warmset-core", "warmset-store"]),
     ("warmset-catalog", &["warmset-core"]),
     ("warmset-gateway", &["warmset-core"]),
     ("warmset-worker", &["warmset-core", "warmset-engine", "warmset-store"]),
@@ -20,6 +21,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
             "warmset-planner",
             "warmset-engine",
             "warmset-store",
+            "warmset-source",
             "warmset-catalog",
             "warmset-gateway",
             "warmset-worker",
