@@ -60,9 +60,29 @@ def test_with_less_memory_the_most_worth_comes_back(pool, tmp_path):
 
 
 def test_restoring_can_be_switched_off(pool, tmp_path):
-    server = busy_pool(pool, tmp_path, residency={"restore": False})
+    server = busy_pool(pool, tmp_path, residency={"restore": False, "forecast": False})
     server.stop()
     server.start()
     assert set(states(server).values()) == {"absent"}
     assert server.complete("often")[0] == 200
     assert server.metric("warmset_model_loads_total") == 1
+
+
+def test_readiness_waits_for_pins_and_not_for_a_broken_one(pool, tmp_path):
+    slow = {"name": "slow", "source": synthetic_model(tmp_path, "slow", 16, load_seconds=2.0), "pin": True}
+    broken = {"name": "broken", "source": synthetic_model(tmp_path, "broken", 17, failure="load_fails"), "pin": True}
+    server = pool(memory="1GiB", models=[{**slow, "engine": "synthetic"}, {**broken, "engine": "synthetic"}], wait=False)
+    reasons = set()
+
+    def ready():
+        try:
+            status, _, text = server.get("/health/ready")
+        except ConnectionError:
+            return False
+        if status == 503:
+            reasons.add(text.decode().strip())
+        return status == 200
+
+    wait_for(ready, "the server is ready")
+    assert states(server) == {"slow": "ready", "broken": "failed"}
+    assert reasons <= {"the pinned model slow is being loaded", "the pinned model broken is being loaded"} and reasons

@@ -12,9 +12,13 @@ use warmset_core::ModelName;
 pub const ALIASES_MAX: u64 = 10_000;
 
 impl Catalog {
-    /// Lets `alias` mean `model`, which must be a model's own name.
-    pub async fn add_alias(&self, alias: &ModelName, model: &ModelName) -> Result<(), CatalogError> {
+    /// Lets `alias` mean `model`, which must be a model's own name. An alias of another model gives way in the same
+    /// step if it is to be replaced.
+    pub async fn add_alias(&self, alias: &ModelName, model: &ModelName, replace: bool) -> Result<(), CatalogError> {
         let mut transaction = self.write().await?;
+        if replace {
+            sqlx::query("DELETE FROM aliases WHERE alias = ?").bind(alias.as_str()).execute(&mut *transaction).await?;
+        }
         ensure_free(&mut transaction, alias).await?;
         let known = sqlx::query("SELECT 1 FROM models WHERE name = ?")
             .bind(model.as_str())

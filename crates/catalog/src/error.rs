@@ -20,6 +20,33 @@ pub enum CatalogError {
         /// Its name.
         name: ModelName,
     },
+    /// The model has as many versions as it may have.
+    #[error("{name} has {limit} versions: remove one with `warmset model remove {name} --digest DIGEST`")]
+    TooManyVersions {
+        /// The model.
+        name: ModelName,
+        /// How many it may have.
+        limit: u64,
+    },
+    /// No version of the model has this digest.
+    #[error("no version has the digest {0}: see `warmset model show NAME`")]
+    UnknownVersion(Digest),
+    /// The name has come to stand for something else in the meantime.
+    #[error("{name} stands for {to} by now: look at `warmset model show {name}` and decide again")]
+    Moved {
+        /// The name.
+        name: ModelName,
+        /// What it stands for.
+        to: Digest,
+    },
+    /// Callers get this version.
+    #[error("{digest} is what {name} stands for: promote another version first, or remove the model")]
+    VersionInUse {
+        /// The name.
+        name: ModelName,
+        /// The digest.
+        digest: Digest,
+    },
     /// A limit of the catalog is reached.
     #[error("the catalog already holds {limit} {what}: remove some first")]
     Full {
@@ -106,6 +133,16 @@ impl CatalogError {
 
     /// Whether the caller asked for something that cannot be, as opposed to the catalog failing.
     pub fn is_callers_fault(&self) -> bool {
-        matches!(self, Self::UnknownModel(_) | Self::NameTaken(_) | Self::DigestTaken { .. } | Self::Full { .. })
+        matches!(
+            self,
+            Self::UnknownModel(_)
+                | Self::NameTaken(_)
+                | Self::DigestTaken { .. }
+                | Self::Full { .. }
+                | Self::TooManyVersions { .. }
+                | Self::UnknownVersion(_)
+                | Self::Moved { .. }
+                | Self::VersionInUse { .. }
+        )
     }
 }

@@ -7,11 +7,13 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{Row, sqlite::SqliteRow};
+use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
 use warmset_core::{Digest, ModelName};
 
 /// Events that are kept; the oldest go first.
 pub const EVENTS_MAX: u64 = 10_000;
+/// What people decided is kept apart from what merely happened, up to as many: who approved what stays.
+const DECISIONS: &str = "('promoted', 'rolled_back')";
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,21 +47,7 @@ impl Catalog {
             return Ok(());
         }
         let mut transaction = self.write().await?;
-        let now = unix_milliseconds();
-        for event in events {
-            sqlx::query("INSERT INTO events (unix_milliseconds, kind, model, digest, detail) VALUES (?, ?, ?, ?, ?)")
-                .bind(now)
-                .bind(&event.kind)
-                .bind(event.model.as_ref().map(ModelName::as_str))
-                .bind(event.digest.map(|digest| digest.to_string()))
-                .bind(to_json(&event.detail)?)
-                .execute(&mut *transaction)
-                .await?;
-        }
-        sqlx::query("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?")
-            .bind(i64::try_from(EVENTS_MAX).unwrap_or(i64::MAX))
-            .execute(&mut *transaction)
-            .await?;
+        append(&mut transaction, events).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -75,7 +63,33 @@ impl Catalog {
     }
 }
 
-fn read_event(row: &SqliteRow) -> Result<Event, CatalogError> {
+/// Writes events as part of a larger step.
+pub(crate) async fn append(transaction: &mut Transaction<'_, Sqlite>, events: &[NewEvent]) -> Result<(), CatalogError> {
+    let now = unix_milliseconds();
+    for event in events {
+        sqlx::query("INSERT INTO events (unix_milliseconds, kind, model, digest, detail) VALUES (?, ?, ?, ?, ?)")
+            .bind(now)
+            .bind(&event.kind)
+            .bind(event.model.as_ref().map(ModelName::as_str))
+            .bind(event.digest.map(|digest| digest.to_string()))
+            .bind(to_json(&event.detail)?)
+            .execute(&mut **transaction)
+            .await?;
+    }
+    let kept = i64::try_from(EVENTS_MAX).unwrap_or(i64::MAX);
+    let sql = format!("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ? AND kind NOT IN {DECISIONS}");
+    sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut **transaction).await?;
+    if events.iter().any(|event| DECISIONS.contains(&format!("'{}'", event.kind))) {
+        let sql = format!(
+            "DELETE FROM events WHERE kind IN {DECISIONS} AND id <=
+             (SELECT id FROM events WHERE kind IN {DECISIONS} ORDER BY id DESC LIMIT 1 OFFSET ?)"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut **transaction).await?;
+    }
+    Ok(())
+}
+
+pub(crate) fn read_event(row: &SqliteRow) -> Result<Event, CatalogError> {
     let model: Option<String> = row.try_get("model")?;
     let digest: Option<String> = row.try_get("digest")?;
     let model = model.map(|text| ModelName::parse(&text)).transpose();

@@ -10,6 +10,7 @@ mod events;
 mod measurements;
 mod migrations;
 mod models;
+mod versions;
 mod warmth;
 
 pub use aliases::ALIASES_MAX;
@@ -19,3 +20,4 @@ pub use events::{EVENTS_MAX, Event, NewEvent};
 pub use measurements::{MEASUREMENTS_MAX, Measurement};
 pub use migrations::SCHEMA_VERSION;
 pub use models::{MODELS_MAX, Model, ModelSettings, NewModel};
+pub use versions::{Approval, Switch, VERSIONS_MAX, Version};

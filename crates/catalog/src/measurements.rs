@@ -52,6 +52,7 @@ impl Measurement {
                 verify_seconds: blend(self.timings.verify_seconds, new.timings.verify_seconds),
                 load_seconds: blend(self.timings.load_seconds, new.timings.load_seconds),
                 warm_up_seconds: blend(self.timings.warm_up_seconds, new.timings.warm_up_seconds),
+                canary_seconds: new.timings.canary_seconds,
             },
             peak: self.peak.larger(&new.peak),
             steady: new.steady.clone(),

@@ -55,6 +55,24 @@ CREATE TABLE warmth (
     "
 ALTER TABLE warmth ADD COLUMN forecast TEXT NOT NULL DEFAULT '{}';
 ",
+    "
+CREATE TABLE versions (
+    digest TEXT NOT NULL PRIMARY KEY REFERENCES digests (digest),
+    model TEXT NOT NULL REFERENCES models (name) DEFERRABLE INITIALLY DEFERRED,
+    source TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    added_unix_milliseconds INTEGER NOT NULL,
+    approved_unix_milliseconds INTEGER,
+    approved_by TEXT,
+    replaced TEXT,
+    canary TEXT
+) STRICT;
+CREATE INDEX versions_by_model ON versions (model);
+CREATE INDEX events_by_model ON events (model, id);
+INSERT INTO versions (digest, model, source, settings, added_unix_milliseconds, approved_unix_milliseconds, approved_by)
+SELECT digest, name, source, settings, created_unix_milliseconds, created_unix_milliseconds, 'before versions'
+FROM models;
+",
 ];
 
 /// The version this program reads and writes.

@@ -3,6 +3,7 @@
 use crate::{
     catalog::{Catalog, count, unix_milliseconds},
     error::CatalogError,
+    versions,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
@@ -74,6 +75,25 @@ impl Default for ModelSettings {
     }
 }
 
+impl ModelSettings {
+    /// The settings of a name that comes to stand for another version: how that is loaded follows the version, how it
+    /// is served stays with the name.
+    pub fn with_version(&self, version: &Self) -> Self {
+        Self {
+            engine: version.engine.clone(),
+            runtime: version.runtime.clone(),
+            parallel: version.parallel,
+            context_tokens: version.context_tokens,
+            memory_cap_bytes: version.memory_cap_bytes,
+            accelerators: version.accelerators,
+            source_stamp: version.source_stamp.clone(),
+            pinned_source: version.pinned_source.clone(),
+            fetch_seconds: version.fetch_seconds,
+            ..self.clone()
+        }
+    }
+}
+
 /// A model to add.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewModel {
@@ -115,36 +135,23 @@ const SELECT: &str = "SELECT name, models.digest AS digest, manifest, source, se
     FROM models JOIN digests ON digests.digest = models.digest";
 
 impl Catalog {
-    /// Adds a model. Its name must be free and its digest not yet served.
-    pub async fn add_model(&self, new: &NewModel) -> Result<(), CatalogError> {
+    /// Adds a model with its first version, approved by whoever adds it. Its name must be free and its digest new.
+    pub async fn add_model(&self, new: &NewModel, by: &str) -> Result<(), CatalogError> {
         let settings = to_json(&new.settings)?;
         let mut transaction = self.write().await?;
         ensure_free(&mut transaction, &new.name).await?;
-        let digest = new.digest.to_string();
-        let taken = sqlx::query("SELECT name FROM models WHERE digest = ?")
-            .bind(&digest)
-            .fetch_optional(&mut *transaction)
-            .await?;
-        if let Some(row) = taken {
-            return Err(CatalogError::DigestTaken { digest: new.digest, name: name_at(&row, "name")? });
-        }
         let row = sqlx::query("SELECT count(*) FROM models").fetch_one(&mut *transaction).await?;
         if count(row.try_get(0)?) >= MODELS_MAX {
             return Err(CatalogError::Full { what: "models", limit: MODELS_MAX });
         }
         let now = unix_milliseconds();
-        sqlx::query("INSERT INTO digests (digest, manifest, created_unix_milliseconds) VALUES (?, ?, ?)")
-            .bind(&digest)
-            .bind(&new.manifest)
-            .bind(now)
-            .execute(&mut *transaction)
-            .await?;
+        versions::insert(&mut transaction, new, Some(by)).await?;
         sqlx::query(
             "INSERT INTO models (name, digest, source, settings, created_unix_milliseconds, updated_unix_milliseconds)
              VALUES (?, ?, ?, ?, ?, ?)",
         )
         .bind(new.name.as_str())
-        .bind(&digest)
+        .bind(new.digest.to_string())
         .bind(&new.source)
         .bind(settings)
         .bind(now)
@@ -155,10 +162,14 @@ impl Catalog {
         Ok(())
     }
 
-    /// Removes a model with its aliases and returns what it was. Its measurements stay, should it come back.
+    /// Removes a model with its versions and aliases and returns what it was. Its measurements stay, should it come back.
     pub async fn remove_model(&self, name: &ModelName) -> Result<Model, CatalogError> {
         let model = self.model(name).await?;
         let mut transaction = self.write().await?;
+        let digests: Vec<String> = sqlx::query_scalar("DELETE FROM versions WHERE model = ? RETURNING digest")
+            .bind(name.as_str())
+            .fetch_all(&mut *transaction)
+            .await?;
         let removed = sqlx::query("DELETE FROM models WHERE name = ?")
             .bind(name.as_str())
             .execute(&mut *transaction)
@@ -167,10 +178,9 @@ impl Catalog {
         if removed == 0 {
             return Err(CatalogError::UnknownModel(name.clone()));
         }
-        sqlx::query("DELETE FROM digests WHERE digest = ?")
-            .bind(model.digest.to_string())
-            .execute(&mut *transaction)
-            .await?;
+        for digest in digests {
+            sqlx::query("DELETE FROM digests WHERE digest = ?").bind(digest).execute(&mut *transaction).await?;
+        }
         transaction.commit().await?;
         Ok(model)
     }

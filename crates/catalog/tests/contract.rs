@@ -55,8 +55,8 @@ async fn a_model_comes_back_as_it_was_added() {
         pinned_source: Some("hf://org/a/b.gguf@0123".into()),
         fetch_seconds: Some(1.5),
     };
-    catalog.add_model(&new).await.unwrap();
-    catalog.add_alias(&name("best"), &new.name).await.unwrap();
+    catalog.add_model(&new, "test").await.unwrap();
+    catalog.add_alias(&name("best"), &new.name, false).await.unwrap();
     let model = catalog.resolve(&name("best")).await.unwrap();
     assert_eq!((&model.name, model.digest, &model.manifest), (&new.name, new.digest, &new.manifest));
     assert_eq!((&model.source, &model.settings), (&new.source, &new.settings));
@@ -69,27 +69,27 @@ async fn a_model_comes_back_as_it_was_added() {
 #[tokio::test]
 async fn names_are_unique_over_models_and_aliases_and_a_digest_has_one_name() {
     let (catalog, _directory) = open().await;
-    catalog.add_model(&new_model("a", 1)).await.unwrap();
-    catalog.add_alias(&name("alias"), &name("a")).await.unwrap();
+    catalog.add_model(&new_model("a", 1), "test").await.unwrap();
+    catalog.add_alias(&name("alias"), &name("a"), false).await.unwrap();
     for (taken, byte) in [("a", 2), ("alias", 2)] {
-        let error = catalog.add_model(&new_model(taken, byte)).await.unwrap_err();
+        let error = catalog.add_model(&new_model(taken, byte), "test").await.unwrap_err();
         assert!(matches!(&error, CatalogError::NameTaken(other) if other.as_str() == taken), "{error}");
         assert!(error.is_callers_fault());
-        let error = catalog.add_alias(&name(taken), &name("a")).await.unwrap_err();
+        let error = catalog.add_alias(&name(taken), &name("a"), false).await.unwrap_err();
         assert!(matches!(error, CatalogError::NameTaken(_)), "{error}");
     }
-    let error = catalog.add_model(&new_model("b", 1)).await.unwrap_err();
+    let error = catalog.add_model(&new_model("b", 1), "test").await.unwrap_err();
     assert!(matches!(&error, CatalogError::DigestTaken { name, .. } if name.as_str() == "a"), "{error}");
     assert_eq!(catalog.models().await.unwrap().len(), 1);
-    let error = catalog.add_alias(&name("x"), &name("alias")).await.unwrap_err();
+    let error = catalog.add_alias(&name("x"), &name("alias"), false).await.unwrap_err();
     assert!(matches!(error, CatalogError::UnknownModel(_)), "{error}");
 }
 
 #[tokio::test]
 async fn a_removed_model_takes_its_aliases_along_and_leaves_its_measurements() {
     let (catalog, _directory) = open().await;
-    catalog.add_model(&new_model("a", 1)).await.unwrap();
-    catalog.add_alias(&name("alias"), &name("a")).await.unwrap();
+    catalog.add_model(&new_model("a", 1), "test").await.unwrap();
+    catalog.add_alias(&name("alias"), &name("a"), false).await.unwrap();
     catalog.record_measurement(&Digest([1; 32]), "cpu-2", &Measurement::default()).await.unwrap();
     let removed = catalog.remove_model(&name("a")).await.unwrap();
     assert_eq!(removed.aliases, [name("alias")]);
@@ -100,20 +100,20 @@ async fn a_removed_model_takes_its_aliases_along_and_leaves_its_measurements() {
     assert!(matches!(catalog.remove_model(&name("a")).await, Err(CatalogError::UnknownModel(_))));
     assert!(catalog.measurement(&Digest([1; 32]), "cpu-2").await.unwrap().is_some());
     // The name and the digest are free again.
-    catalog.add_model(&new_model("alias", 1)).await.unwrap();
+    catalog.add_model(&new_model("alias", 1), "test").await.unwrap();
 }
 
 #[tokio::test]
 async fn settings_and_aliases_change() {
     let (catalog, _directory) = open().await;
-    catalog.add_model(&new_model("a", 1)).await.unwrap();
+    catalog.add_model(&new_model("a", 1), "test").await.unwrap();
     let pinned = ModelSettings { pin: true, ..ModelSettings::default() };
     catalog.set_settings(&name("a"), &pinned).await.unwrap();
     assert_eq!(catalog.model(&name("a")).await.unwrap().settings, pinned);
     assert!(matches!(catalog.set_settings(&name("b"), &pinned).await, Err(CatalogError::UnknownModel(_))));
 
-    catalog.add_alias(&name("z"), &name("a")).await.unwrap();
-    catalog.add_alias(&name("y"), &name("a")).await.unwrap();
+    catalog.add_alias(&name("z"), &name("a"), false).await.unwrap();
+    catalog.add_alias(&name("y"), &name("a"), false).await.unwrap();
     assert_eq!(catalog.aliases().await.unwrap(), [(name("y"), name("a")), (name("z"), name("a"))]);
     catalog.remove_alias(&name("z")).await.unwrap();
     assert!(matches!(catalog.remove_alias(&name("z")).await, Err(CatalogError::UnknownModel(_))));

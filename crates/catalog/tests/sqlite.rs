@@ -37,12 +37,12 @@ async fn a_restart_finds_everything_and_every_location_is_understood() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog.db");
     let catalog = open(&path).await.unwrap();
-    catalog.add_model(&numbered(1)).await.unwrap();
+    catalog.add_model(&numbered(1), "test").await.unwrap();
     catalog.close().await;
     let again = Catalog::open(&format!("sqlite://{}", path.display())).await.unwrap();
     assert_eq!(again.models().await.unwrap().len(), 1);
     let memory = Catalog::open("sqlite::memory:").await.unwrap();
-    memory.add_model(&numbered(1)).await.unwrap();
+    memory.add_model(&numbered(1), "test").await.unwrap();
     assert_eq!(memory.models().await.unwrap().len(), 1);
     let error = Catalog::open("postgres://host/db").await.unwrap_err();
     assert!(matches!(&error, CatalogError::Scheme { scheme } if scheme == "postgres"), "{error}");
@@ -61,7 +61,7 @@ async fn writes_are_durable_and_rows_refer_to_each_other() {
     // Another connection's write is waited for, not failed on.
     sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await.unwrap();
     let model = numbered(1);
-    let write = catalog.add_model(&model);
+    let write = catalog.add_model(&model, "test");
     let release = async { sqlx::query("COMMIT").execute(&mut connection).await.unwrap() };
     let (written, _) = tokio::join!(write, release);
     written.unwrap();
@@ -95,7 +95,7 @@ async fn a_damaged_file_is_told_with_what_to_do() {
     let torn = directory.path().join("torn.db");
     let catalog = open(&torn).await.unwrap();
     for number in 0..200 {
-        catalog.add_model(&numbered(number)).await.unwrap();
+        catalog.add_model(&numbered(number), "test").await.unwrap();
     }
     catalog.close().await;
     let mut bytes = std::fs::read(&torn).unwrap();
@@ -112,7 +112,7 @@ async fn child_writes() {
     let Ok(path) = std::env::var(CHILD_CATALOG) else { return };
     let catalog = Catalog::open(&path).await.unwrap();
     for number in 0.. {
-        catalog.add_model(&numbered(number)).await.unwrap();
+        catalog.add_model(&numbered(number), "test").await.unwrap();
         let pinned = ModelSettings { pin: true, ..ModelSettings::default() };
         catalog.set_settings(&numbered(number).name, &pinned).await.unwrap();
         writeln!(std::io::stderr(), "acknowledged {number}").unwrap();

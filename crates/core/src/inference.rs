@@ -111,6 +111,22 @@ pub enum ToolChoice {
     Function { name: String },
 }
 
+impl GenerateJob {
+    /// One choice, greedily, in one piece: the same model gives the same text.
+    pub fn greedy(prompt: Prompt, max_tokens: u32) -> Self {
+        Self {
+            prompt,
+            choices: 1,
+            max_tokens: Some(max_tokens),
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            stop: Vec::new(),
+            ignore_end: false,
+            stream: false,
+            output: Output::default(),
+        }
+    }
+}
+
 /// What a generation continues.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -16,6 +16,7 @@ pub mod inference;
 pub mod machine;
 pub mod memory;
 pub mod residency;
+pub mod rollout;
 pub mod threads;
 pub mod time;
 pub mod worker;

@@ -120,7 +120,11 @@ fn play(seed: u64) -> World {
             79..83 => world.feed(Event::UnloadWanted { digest: id(number) }),
             83..84 => world.feed(Event::Forget { digest: id(number) }),
             84..86 => world.feed(Event::Configure(spec(number, 1 + random.below(90)))),
-            86..90 => world.run_for(Duration::from_secs(random.below(40))),
+            86..88 => world.run_for(Duration::from_secs(random.below(40))),
+            88..90 => {
+                let predecessor = id(1 + u8::try_from(random.below(u64::from(MODELS))).expect("small"));
+                world.feed(Event::Succeed { digest: id(number), predecessor });
+            }
             90..92 => world.feed(Event::PauseLifted { digest: id(number) }),
             92..94 => world.feed(Event::Remembered { models: (number..=MODELS).map(recollection).collect() }),
             94..96 => {

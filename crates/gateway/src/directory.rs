@@ -2,9 +2,20 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
-use warmset_core::{Digest, ModelName, gateway::Route};
+use tokio::sync::watch;
+use warmset_core::{
+    Digest, ModelName,
+    gateway::{ColdPolicy, Route},
+};
+
+/// Callers that wait for held names together.
+const HELD_CALLERS_MAX: usize = 1024;
 
 /// One model as callers see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,18 +26,22 @@ pub struct Entry {
     pub aliases: Vec<ModelName>,
     /// When it was added, in seconds since 1970.
     pub created_unix_seconds: u64,
+    /// Its name is about to stand for another digest, and nobody answers until then: who asks for it waits.
+    pub held: bool,
 }
 
 /// One state of the catalog.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     entries: Vec<Arc<Entry>>,
+    /// Digests that no name means any more and that still answer whoever was admitted before.
+    retained: Vec<Route>,
     by_name: BTreeMap<ModelName, Arc<Entry>>,
     names: BTreeMap<Digest, ModelName>,
 }
 
 impl Snapshot {
-    fn new(entries: Vec<Entry>) -> Self {
+    fn new(entries: Vec<Entry>, retained: Vec<Route>) -> Self {
         let mut snapshot = Self::default();
         for entry in entries {
             let entry = Arc::new(entry);
@@ -37,7 +52,20 @@ impl Snapshot {
             }
             snapshot.entries.push(entry);
         }
+        for route in &retained {
+            snapshot.names.entry(route.digest).or_insert_with(|| route.name.clone());
+        }
+        snapshot.retained = retained;
         snapshot
+    }
+
+    /// What the gateway serves: of what names mean, and of what they meant.
+    pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.entries.iter().map(|entry| &entry.route).chain(&self.retained)
+    }
+
+    fn resolve(&self, name: &str) -> Option<&Arc<Entry>> {
+        self.by_name.get(&ModelName::parse(name).ok()?)
     }
 
     /// All models, in the order of the catalog.
@@ -54,15 +82,46 @@ impl Snapshot {
 /// The current state of the catalog, shared by all handlers.
 #[derive(Debug, Default)]
 pub struct Directory {
-    current: RwLock<Arc<Snapshot>>,
+    current: watch::Sender<Arc<Snapshot>>,
+    /// Callers that wait for a held name.
+    waiting: AtomicUsize,
+}
+
+/// Why a name leads to nothing now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Unresolved {
+    /// No model has it.
+    Unknown,
+    /// It is held, and its callers do not wait, or too many do, or this one has waited long enough.
+    Held {
+        /// What a load of the model takes.
+        rewarm_seconds: f64,
+    },
 }
 
 impl Directory {
     /// Looks a name up as the caller wrote it. Texts that are no model names are simply unknown: nothing but this
     /// table is ever asked.
     pub fn resolve(&self, name: &str) -> Option<Arc<Entry>> {
-        let name = ModelName::parse(name).ok()?;
-        self.snapshot().by_name.get(&name).cloned()
+        self.snapshot().resolve(name).cloned()
+    }
+
+    /// Looks a name up, waiting while it is held. Whoever has waited gets what the name means afterwards.
+    pub async fn resolve_waiting(&self, name: &str, patience: Duration) -> Result<Arc<Entry>, Unresolved> {
+        let entry = self.resolve(name).ok_or(Unresolved::Unknown)?;
+        if !entry.held {
+            return Ok(entry);
+        }
+        let held = Unresolved::Held { rewarm_seconds: entry.route.rewarm_seconds };
+        let place = Place::take(&self.waiting).filter(|_| entry.route.cold != ColdPolicy::Reject).ok_or(held)?;
+        let mut changes = self.current.subscribe();
+        let settled = changes.wait_for(|snapshot| snapshot.resolve(name).is_none_or(|entry| !entry.held));
+        let waited = tokio::time::timeout(patience, settled).await;
+        drop(place);
+        match waited {
+            Ok(_) => self.resolve(name).ok_or(Unresolved::Unknown),
+            Err(_) => Err(held),
+        }
     }
 
     /// The name a digest was added under, for messages and metrics.
@@ -72,20 +131,35 @@ impl Directory {
 
     /// The state as it is now; it does not change under the holder.
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.borrow().clone()
     }
 
     /// Replaces everything in one step.
-    pub(crate) fn replace(&self, entries: Vec<Entry>) -> Arc<Snapshot> {
-        let next = Arc::new(Snapshot::new(entries));
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut current, next)
+    pub(crate) fn replace(&self, entries: Vec<Entry>, retained: Vec<Route>) -> Arc<Snapshot> {
+        self.current.send_replace(Arc::new(Snapshot::new(entries, retained)))
+    }
+}
+
+/// One of the places of callers that wait for held names.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(places: &'a AtomicUsize) -> Option<Self> {
+        let place = Self(places);
+        (places.fetch_add(1, Ordering::Relaxed) < HELD_CALLERS_MAX).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
     use warmset_core::{Priority, gateway::ColdPolicy};
 
     fn entry(name: &str, byte: u8, aliases: &[&str]) -> Entry {
@@ -101,13 +175,14 @@ mod tests {
             },
             aliases: aliases.iter().map(|alias| ModelName::parse(alias).unwrap()).collect(),
             created_unix_seconds: 7,
+            held: false,
         }
     }
 
     #[test]
     fn names_and_aliases_resolve_and_hostile_texts_are_unknown() {
         let directory = Directory::default();
-        directory.replace(vec![entry("org/a", 1, &["a", "best"]), entry("b", 2, &[])]);
+        directory.replace(vec![entry("org/a", 1, &["a", "best"]), entry("b", 2, &[])], vec![]);
         for name in ["org/a", "a", "best"] {
             assert_eq!(directory.resolve(name).unwrap().route.digest, Digest([1; 32]), "{name}");
         }
@@ -121,10 +196,45 @@ mod tests {
     #[test]
     fn a_snapshot_does_not_change_under_its_holder() {
         let directory = Directory::default();
-        directory.replace(vec![entry("a", 1, &[])]);
+        directory.replace(vec![entry("a", 1, &[])], vec![]);
         let before = directory.snapshot();
-        directory.replace(vec![]);
+        directory.replace(vec![], vec![]);
         assert_eq!(before.entries().len(), 1);
         assert!(directory.resolve("a").is_none());
+    }
+
+    #[tokio::test]
+    async fn who_asks_for_a_held_name_gets_what_it_means_afterwards() {
+        let directory = Directory::default();
+        let held = || Entry { held: true, ..entry("a", 1, &["b"]) };
+        directory.replace(vec![held()], vec![]);
+        let asking = directory.resolve_waiting("b", Duration::from_secs(60));
+        tokio::pin!(asking);
+        assert!((&mut asking).now_or_never().is_none());
+        // Another change does not let anybody through.
+        directory.replace(vec![held(), entry("c", 3, &[])], vec![]);
+        assert!((&mut asking).now_or_never().is_none());
+        directory.replace(vec![entry("a", 2, &["b"])], vec![entry("a", 1, &[]).route]);
+        assert_eq!(asking.await.unwrap().route.digest, Digest([2; 32]));
+        assert_eq!(directory.name_of(&Digest([1; 32])).unwrap().as_str(), "a", "it still answers some");
+        assert_eq!(directory.snapshot().routes().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_held_name_has_its_limits() {
+        let directory = Directory::default();
+        directory.replace(vec![Entry { held: true, ..entry("a", 1, &[]) }], vec![]);
+        let held = Unresolved::Held { rewarm_seconds: 1.0 };
+        assert_eq!(directory.resolve_waiting("a", Duration::ZERO).await, Err(held));
+        assert_eq!(directory.resolve_waiting("x", Duration::from_secs(1)).await, Err(Unresolved::Unknown));
+        let places: Vec<Place<'_>> = (0..HELD_CALLERS_MAX).filter_map(|_| Place::take(&directory.waiting)).collect();
+        assert_eq!(places.len(), HELD_CALLERS_MAX);
+        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held));
+        drop(places);
+        assert_eq!(directory.waiting.load(Ordering::Relaxed), 0);
+        let mut refusing = entry("a", 1, &[]);
+        (refusing.held, refusing.route.cold) = (true, ColdPolicy::Reject);
+        directory.replace(vec![refusing], vec![]);
+        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held));
     }
 }

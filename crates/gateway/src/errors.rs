@@ -15,6 +15,7 @@
 //! | engine lost, already tried again | 502 | `engine_lost` | no |
 //! | shutting down, or no worker | 503 | `draining`, `no_worker` | yes |
 
+use crate::directory::Unresolved;
 use axum::{
     body::Body,
     http::{HeaderName, HeaderValue, StatusCode, header},
@@ -26,6 +27,8 @@ use warmset_core::{gateway::Refusal, inference::FailureKind, worker::Rejection};
 
 /// The header that tells OpenAI's clients whether to try again.
 pub(crate) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+/// OpenAI's clients give up on longer hints.
+const RETRY_SECONDS_MAX: f64 = 120.0;
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 const INVALID: &str = "invalid_request_error";
@@ -86,6 +89,16 @@ impl ApiError {
         let message = format!("the model \"{shown}\" does not exist here; GET /v1/models lists those that do");
         let error = Self::new(StatusCode::NOT_FOUND, INVALID, Some("model_not_found"), message);
         Self { param: Some("model".into()), ..error }
+    }
+
+    pub(crate) fn unresolved(unresolved: Unresolved, model: &str) -> Self {
+        match unresolved {
+            Unresolved::Unknown => Self::model_not_found(model),
+            Unresolved::Held { rewarm_seconds } => {
+                let retry_after = Duration::from_secs_f64(rewarm_seconds.clamp(1.0, RETRY_SECONDS_MAX));
+                Refusal::ModelLoading { retry_after }.into()
+            }
+        }
     }
 
     pub(crate) fn no_such_route(path: &str) -> Self {

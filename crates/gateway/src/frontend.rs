@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
     Digest, Priority, RequestId, TenantId, WorkerId,
-    gateway::{Event, Refusal, Settings, Violation},
+    gateway::{Event, Refusal, Route, Settings, Violation},
     inference::{Reply, Work},
     worker::ModelState,
 };
@@ -240,18 +240,19 @@ impl Frontend {
 
     /// Replaces the catalog: new models are known to the machine before any name leads to them, and those that are
     /// gone are forgotten after the last name that led to them.
-    pub fn publish(&self, entries: Vec<Entry>) {
+    ///
+    /// `retained` are digests that names meant before: who was admitted for one of them is still answered.
+    pub fn publish(&self, entries: Vec<Entry>, retained: Vec<Route>) {
         let _one_at_a_time = self.inner.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.inner.directory.snapshot();
         let mut seen = BTreeSet::new();
-        for entry in &entries {
-            let digest = entry.route.digest;
-            let known = before.entries().iter().find(|known| known.route.digest == digest);
-            if seen.insert(digest) && known.is_none_or(|known| known.route != entry.route) {
-                self.tell(Event::Configure(entry.route.clone()));
+        for route in entries.iter().map(|entry| &entry.route).chain(&retained) {
+            let known = before.routes().find(|known| known.digest == route.digest);
+            if seen.insert(route.digest) && known != Some(route) {
+                self.tell(Event::Configure(route.clone()));
             }
         }
-        self.inner.directory.replace(entries);
+        self.inner.directory.replace(entries, retained);
         for digest in before.names().keys().filter(|digest| !seen.contains(*digest)) {
             self.tell(Event::Forget { digest: *digest });
         }
@@ -314,6 +315,13 @@ impl Frontend {
     pub async fn requests(&self) -> usize {
         let (sender, receiver) = oneshot::channel();
         self.send(Message::Requests { answer: sender });
+        receiver.await.unwrap_or(0)
+    }
+
+    /// Requests the machine keeps for one digest, waiting or at workers.
+    pub async fn requests_of(&self, digest: Digest) -> usize {
+        let (sender, receiver) = oneshot::channel();
+        self.send(Message::RequestsOf { digest, answer: sender });
         receiver.await.unwrap_or(0)
     }
 

@@ -255,8 +255,8 @@ impl Metrics {
         let phases = [
             ("fetch", timings.fetch_seconds),
             ("verify", timings.verify_seconds),
-            ("load", timings.load_seconds),
-            ("canary", timings.warm_up_seconds),
+            ("load", timings.load_seconds + timings.warm_up_seconds),
+            ("canary", timings.canary_seconds),
         ];
         // A load fetches only what is not here any more.
         for (phase, seconds) in phases.into_iter().filter(|(phase, seconds)| *phase != "fetch" || *seconds > 0.0) {

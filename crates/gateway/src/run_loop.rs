@@ -52,6 +52,10 @@ pub(crate) enum Message {
     Check {
         answer: oneshot::Sender<Result<(), Violation>>,
     },
+    RequestsOf {
+        digest: Digest,
+        answer: oneshot::Sender<usize>,
+    },
     Requests {
         answer: oneshot::Sender<usize>,
     },
@@ -66,7 +70,9 @@ impl fmt::Debug for Message {
             Self::Tell(event) => write!(f, "Tell({event:?})"),
             Self::WorkerUp { worker, .. } => write!(f, "WorkerUp({worker:?})"),
             Self::WorkerDown { worker } => write!(f, "WorkerDown({worker:?})"),
-            Self::Figures { .. } | Self::Check { .. } | Self::Requests { .. } => f.write_str("a question"),
+            Self::Figures { .. } | Self::Check { .. } | Self::Requests { .. } | Self::RequestsOf { .. } => {
+                f.write_str("a question")
+            }
         }
     }
 }
@@ -162,6 +168,9 @@ impl RunLoop {
             }
             Message::Check { answer } => {
                 let _ = answer.send(self.check());
+            }
+            Message::RequestsOf { digest, answer } => {
+                let _ = answer.send(self.gateway.requests_of(digest));
             }
             Message::Requests { answer } => {
                 let _ = answer.send(self.gateway.requests());

@@ -4,6 +4,7 @@ use crate::{
     fetch_events::Told,
     link::StoredArtifacts,
     profile,
+    promotion::{PromoteOptions, Promotions},
     repository::{
         Added, ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
     },
@@ -57,6 +58,8 @@ pub(crate) struct Server {
     /// Where catalog, store and logs are, on this machine.
     pub(crate) data: PathBuf,
     pub(crate) draining: AtomicBool,
+    /// Names that are changing their meaning.
+    pub(crate) promotions: Arc<Promotions>,
 }
 
 impl Server {
@@ -72,15 +75,16 @@ impl Server {
         let measured = self.measured().await?;
         let entries = self.repository.all().await?.into_iter().map(|stored| Entry {
             route: settings::route(&stored, measured.get(&stored.model.digest)),
+            held: self.promotions.is_held(&stored.model.name),
             created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
             aliases: stored.model.aliases,
         });
-        self.frontend.publish(entries.collect());
+        self.frontend.publish(entries.collect(), self.promotions.unnamed());
         Ok(())
     }
 
     /// Tells the worker of a model, new or changed.
-    async fn configure(&self, stored: &Stored) -> Result<()> {
+    pub(crate) async fn configure(&self, stored: &Stored) -> Result<()> {
         let digest = stored.model.digest;
         self.artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
         let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
@@ -88,7 +92,7 @@ impl Server {
         Ok(())
     }
 
-    async fn lines(&self) -> Result<BTreeMap<Digest, LedgerLine>> {
+    pub(crate) async fn lines(&self) -> Result<BTreeMap<Digest, LedgerLine>> {
         // A worker that has shut down holds nothing; what the catalog has can still be listed.
         let lines = self.agent.ledger().await.unwrap_or_default();
         Ok(lines.into_iter().map(|line| (line.digest, line)).collect())
@@ -106,6 +110,7 @@ impl Server {
         // A worker that has shut down expects nothing.
         let expectation = self.agent.expectation(stored.model.digest).await.unwrap_or_default();
         document["forecast"] = json!(expectation.as_ref().map(expectation_json));
+        document["versions"] = self.repository.versions_json(&stored.model).await?;
         Ok(document)
     }
 
@@ -119,12 +124,14 @@ impl Server {
         Ok(json!({ "models": models.collect::<Vec<_>>(), "fetches": self.repository.fetches.documents() }))
     }
 
-    async fn add(&self, body: Value) -> Result<Value> {
+    async fn add(&self, mut body: Value) -> Result<Value> {
+        let by = body.as_object_mut().and_then(|body| body.remove("by"));
+        let by = by.as_ref().and_then(Value::as_str).unwrap_or("unknown");
         let options: ModelOptions =
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
         // The first tier is the host.
         options.check_place(&self.pools, self.tiers.len() - 1).map_err(|reason| anyhow!(reason))?;
-        let added = self.fetch_and_add(&options).await?;
+        let added = self.fetch_and_add(&options, by).await?;
         let name = added.model.name;
         self.configure(&self.repository.get(&name).await?).await?;
         // Its files may have been gone or damaged: they are there now.
@@ -132,14 +139,16 @@ impl Server {
         self.publish().await?;
         let mut document = self.document(&name).await?;
         document["existed"] = json!(added.existed);
+        document["candidate"] = json!(added.candidate);
         Ok(document)
     }
 
     /// Adds a model; while its files come from another machine, listeners hear how far they are.
-    async fn fetch_and_add(&self, options: &ModelOptions) -> Result<Added> {
+    async fn fetch_and_add(&self, options: &ModelOptions, by: &str) -> Result<Added> {
         let told = Told::new(self.events.clone(), options);
         let heard = told.clone();
-        let added = self.repository.add(options, Trust::Caller, Box::new(move |done, total| heard.hear(done, total)));
+        let added =
+            self.repository.add(options, by, Trust::Caller, Box::new(move |done, total| heard.hear(done, total)));
         let added = added.await;
         told.end(&added);
         if let Ok(Added { existed: false, model, .. }) = &added
@@ -151,6 +160,10 @@ impl Server {
     }
 
     async fn remove(&self, name: &ModelName) -> Result<Value> {
+        let name = &self.repository.catalog.resolve(name).await?.name;
+        if self.promotions.is_running(name) {
+            return Err(anyhow!("{name} is being promoted right now: remove it afterwards"));
+        }
         let model = self.repository.remove(name).await?;
         // First no name leads to it, then it drains.
         self.publish().await?;
@@ -188,13 +201,16 @@ impl Server {
         Ok(json!({ "name": name, "digest": digest, "lines": tail }))
     }
 
-    async fn act(&self, name: &ModelName, action: &str, body: &Value) -> Result<Value> {
+    async fn act(self: &Arc<Self>, name: &ModelName, action: &str, body: Value) -> Result<Value> {
         match action {
-            "alias" => self.alias(name, body).await,
-            "profile" => {
-                let stored = self.repository.get(name).await?;
-                let measured = profile::measure(&self.agent, &stored).await?;
-                profile::store(&self.repository, &stored, &self.worker_type, &measured).await
+            "alias" => self.alias(name, &body).await,
+            "profile" => self.profile(name, body["digest"].as_str()).await,
+            "promote" => self.promote(name, promote_options(body)?).await,
+            "rollback" => self.roll_back(name, promote_options(body)?).await,
+            "remove_version" => {
+                let Some(digest) = body["digest"].as_str() else { return Err(anyhow!("the body must name a digest")) };
+                let version = self.repository.remove_version(name, digest).await?;
+                Ok(json!({ "name": version.model, "digest": version.digest, "removed": true }))
             }
             _ => Err(NoSuchAction(action.to_owned()).into()),
         }
@@ -206,10 +222,37 @@ impl Server {
         if body["remove"] == true {
             self.repository.catalog.remove_alias(&alias).await?;
         } else {
-            self.repository.catalog.add_alias(&alias, &self.repository.catalog.resolve(name).await?.name).await?;
+            let model = self.repository.catalog.resolve(name).await?.name;
+            self.repository.catalog.add_alias(&alias, &model, body["replace"] == true).await?;
         }
         self.publish().await?;
         Ok(json!({ "alias": alias }))
+    }
+
+    /// Measures a model, or a version of it that callers do not get.
+    async fn profile(&self, name: &ModelName, digest: Option<&str>) -> Result<Value> {
+        let current = self.repository.get(name).await?;
+        let Some(digest) = digest else { return self.profile_stored(&current).await };
+        let version = self.repository.version(name, digest).await?;
+        if version.digest == current.model.digest {
+            return self.profile_stored(&current).await;
+        }
+        let Some(_running) = self.promotions.begin(&current.model.name) else {
+            return Err(anyhow!("{name} is being promoted right now: profile it afterwards"));
+        };
+        let stored = self.repository.stored_version(&version).await?;
+        self.promotions.keep(settings::route(&stored, None));
+        self.configure(&stored).await?;
+        self.publish().await?;
+        let profiled = self.profile_stored(&stored).await;
+        self.withdraw(&version.digest).await?;
+        profiled
+    }
+
+    async fn profile_stored(&self, stored: &Stored) -> Result<Value> {
+        let measured = profile::measure(&self.agent, stored).await?;
+        let canary = profile::canary_of(&self.repository, &self.agent, stored).await?;
+        profile::store(&self.repository, stored, &self.worker_type, &measured, canary.as_ref()).await
     }
 
     async fn workers_document(&self) -> Result<Value> {
@@ -299,9 +342,15 @@ fn with_line(stored: &Stored, line: Option<&LedgerLine>, measured: Option<&Measu
     document
 }
 
+fn promote_options(body: Value) -> Result<PromoteOptions> {
+    serde_json::from_value(body).map_err(|error| anyhow!("not the description of a promotion: {error}"))
+}
+
 /// A path below a model that leads nowhere.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no action {0}: there are pin, unpin, load, unload, alias and profile")]
+#[error(
+    "there is no action {0}: there are pin, unpin, load, unload, alias, profile, promote, rollback and remove_version"
+)]
 struct NoSuchAction(String);
 
 /// Whose fault an error is.
@@ -357,7 +406,7 @@ impl AdminBackend for Backend {
     }
 
     fn act_on_model(&self, name: ModelName, action: String, body: Value) -> AdminFuture<'_> {
-        answer(async move { self.0.act(&name, &action, &body).await })
+        answer(async move { self.0.act(&name, &action, body).await })
     }
 
     fn model_logs(&self, name: ModelName, lines: usize) -> AdminFuture<'_> {

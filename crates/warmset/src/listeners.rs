@@ -3,16 +3,21 @@
 use crate::{admin_backend::Server, config::Config};
 use std::{io, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use warmset_gateway::{admin::AdminAccess, openai::ApiConfig, router, server, server::ServerConfig};
+use warmset_gateway::{
+    admin::AdminAccess,
+    openai::{ApiConfig, ReadyProbe},
+    router, server,
+    server::ServerConfig,
+};
 
 /// Starts both. What is returned completes when both have ended.
 pub(crate) fn start(
     config: &Config,
     server: &Arc<Server>,
-    listener: TcpListener,
-    admin_listener: TcpListener,
+    (listener, admin_listener): (TcpListener, TcpListener),
     stopped: watch::Receiver<bool>,
     drain_timeout: Duration,
+    ready: ReadyProbe,
 ) -> impl Future<Output = ()> + use<> {
     let mut api = ApiConfig::default();
     if let Some(bytes) = config.gateway.max_body_bytes {
@@ -22,8 +27,7 @@ pub(crate) fn start(
         api.patience = timeout;
     }
     let frontend = server.frontend.clone();
-    // Every model can be loaded on demand, so nothing has to be warm before callers come.
-    let inference = router::inference_router(frontend.clone(), api, Arc::new(|| Ok(())));
+    let inference = router::inference_router(frontend.clone(), api, ready);
     let admin = router::admin_router(frontend, Arc::new(server.backend()), AdminAccess::default());
     let limits = ServerConfig { drain_timeout, ..ServerConfig::default() };
     let serve = |listener, router, limits, mut stopped: watch::Receiver<bool>| -> JoinHandle<io::Result<()>> {

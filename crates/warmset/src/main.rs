@@ -13,15 +13,18 @@ mod clockwork;
 mod data;
 mod machine;
 mod profile;
+mod promotion;
 mod repository;
 mod settings;
 mod warmth;
 
 mod admin_backend;
+mod alone;
 mod facts;
 mod fetch_events;
 mod link;
 mod listeners;
+mod readiness;
 mod serve;
 
 use std::process::ExitCode;

@@ -147,8 +147,13 @@ pub(crate) fn count(number: usize, thing: &str) -> String {
 
 /// The first characters of a digest, as far as people need them.
 pub(crate) fn short_digest(document: &Value) -> String {
-    let digest = text_of(document, "digest");
-    digest.strip_prefix("sha256:").unwrap_or(&digest).chars().take(12).collect()
+    short_digest_of(&document["digest"])
+}
+
+/// The same of the digest itself.
+pub(crate) fn short_digest_of(digest: &Value) -> String {
+    let digest = digest.as_str().unwrap_or_default();
+    digest.strip_prefix("sha256:").unwrap_or(digest).chars().take(12).collect()
 }
 
 #[cfg(test)]

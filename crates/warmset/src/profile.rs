@@ -1,29 +1,24 @@
 //! `warmset model profile`: one model, loaded and asked by itself, measured.
 
 use crate::{
-    config::Config,
-    link::StoredArtifacts,
-    repository::{Repository, Stored, measurement_json, parse_name},
-    settings,
+    promotion::{LATENCY_MAX_SECONDS, SCORE_MIN},
+    repository::{Repository, Stored, measurement_json},
 };
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
 use warmset_catalog::Measurement;
 use warmset_core::{
-    Priority, RequestId, TenantId, WorkerId,
-    inference::{FailureKind, GenerateJob, Output, Prompt, Reply, Sampling, Timings, Usage, Work},
+    Priority, RequestId, TenantId,
+    inference::{FailureKind, GenerateJob, Prompt, Reply, Timings, Usage, Work},
+    rollout::{Canary, Expected},
     worker::Fact,
 };
-use warmset_worker::{Agent, AgentConfig, AgentHandle, Assignment, Clock};
+use warmset_worker::{AgentHandle, Assignment, embedding_question, text_question};
 
 /// Requests after the first one that show what the first one lost.
 const FOLLOWING_REQUESTS: usize = 3;
@@ -35,34 +30,50 @@ const REPETITIONS: usize = 3;
 const REPETITION_TIME: Duration = Duration::from_secs(10);
 /// Tokens generated to time one.
 const DECODE_TOKENS: u32 = 64;
+/// What a model is asked when it is measured, and must answer again later.
+const CANARY_PROMPT: &str = "List the days of the week.";
+/// Tokens of that answer.
+const CANARY_TOKENS: u32 = 24;
+/// How many times longer than now it may take later, when the machine is busy.
+const LATENCY_FACTOR: f64 = 20.0;
 /// Requests of measurements have numbers of their own, which the gateway never reaches.
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1 << 63);
 
-/// Starts a worker for this one model, measures and stores the result.
-pub(crate) async fn run_alone(repository: &Repository, root: &Path, name: &str) -> Result<Value> {
-    let stored = repository.get(&parse_name(name)?).await?;
-    let config = Config::default();
-    let (memory, reserve) = settings::memory_and_reserve(None, None)?;
-    let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
-    artifacts.learn(stored.model.digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
-    let worker_type = settings::worker_type(&config);
-    let agent = Agent::start(
-        AgentConfig {
-            worker: WorkerId(0),
-            settings: settings::worker_settings(&config, memory, reserve)?,
-            program: std::env::current_exe().context("cannot find this program's own file")?,
-            data_dir: root.to_path_buf(),
-            worker_type: worker_type.clone(),
-            spare: false,
-            record: None,
-            artifacts,
-            clock: Clock::start(),
+/// What a version must answer from now on: what a person gave stays, else its answer of just now.
+pub(crate) async fn canary_of(repository: &Repository, agent: &AgentHandle, stored: &Stored) -> Result<Option<Canary>> {
+    if stored.canary.as_ref().is_some_and(|canary| canary.given) {
+        return Ok(stored.canary.clone());
+    }
+    let canary = record_canary(agent, stored).await?;
+    repository.catalog.set_canary(&stored.model.digest, canary.as_ref()).await?;
+    Ok(canary)
+}
+
+/// Asks a loaded model the canary's question and takes its answer for what it must answer. None for a model that says
+/// nothing.
+pub(crate) async fn record_canary(agent: &AgentHandle, stored: &Stored) -> Result<Option<Canary>> {
+    let asker = Asker { agent, stored };
+    let began = Instant::now();
+    let text = asker.answer(text_question(CANARY_PROMPT, CANARY_TOKENS)).await;
+    let expected = match text {
+        Ok(Answer { text, .. }) if text.trim().is_empty() => return Ok(None),
+        Ok(Answer { text, .. }) => Expected::Text(text),
+        Err(NoAnswer::NotGenerating) => match asker.answer(embedding_question(CANARY_PROMPT)).await {
+            Ok(Answer { vector, .. }) if !vector.is_empty() => Expected::Embedding(vector),
+            _ => return Ok(None),
         },
-        vec![settings::model_config(&stored, &repository.runtimes, None)?],
-    )?;
-    let measured = measure(&agent, &stored).await;
-    agent.drain().await;
-    store(repository, &stored, &worker_type, &measured?).await
+        Err(NoAnswer::TooLong) => return Ok(None),
+        Err(NoAnswer::Failed(reason)) => bail!("{} does not answer: {reason}", stored.model.name),
+    };
+    let canary = Canary {
+        prompt: CANARY_PROMPT.to_owned(),
+        max_tokens: CANARY_TOKENS,
+        expected,
+        score_min: SCORE_MIN,
+        latency_max_seconds: LATENCY_MAX_SECONDS.max(LATENCY_FACTOR * began.elapsed().as_secs_f64()),
+        given: false,
+    };
+    Ok(canary.check().is_ok().then_some(canary))
 }
 
 /// Stores what was measured and returns it as JSON.
@@ -71,6 +82,7 @@ pub(crate) async fn store(
     stored: &Stored,
     worker_type: &str,
     new: &Measurement,
+    canary: Option<&Canary>,
 ) -> Result<Value> {
     let digest = stored.model.digest;
     let known = repository.catalog.record_measurement(&digest, worker_type, new).await?;
@@ -80,6 +92,7 @@ pub(crate) async fn store(
     let mut document = measurement_json(worker_type, &shown, stored);
     document["name"] = json!(stored.model.name);
     document["digest"] = json!(digest);
+    document["canary"] = json!(canary);
     Ok(document)
 }
 
@@ -107,6 +120,15 @@ pub(crate) async fn measure(agent: &AgentHandle, stored: &Stored) -> Result<Meas
         measurement.decode_tokens_per_second = asker.decode_rate().await?;
     }
     Ok(measurement)
+}
+
+/// What came of a question.
+#[derive(Default)]
+struct Answer {
+    text: String,
+    vector: Vec<f32>,
+    usage: Usage,
+    timings: Timings,
 }
 
 /// Why a question has no answer.
@@ -180,28 +202,34 @@ impl Asker<'_> {
 
     /// One generation, straight from the worker.
     async fn ask(&self, prompt: &str, tokens: u32) -> Result<(Usage, Timings), NoAnswer> {
+        let prompt = Prompt::Text { text: prompt.to_owned() };
+        let job = GenerateJob { ignore_end: true, stream: true, ..GenerateJob::greedy(prompt, tokens) };
+        let answer = self.answer(Work::Generate(Box::new(job))).await?;
+        Ok((answer.usage, answer.timings))
+    }
+
+    async fn answer(&self, work: Work) -> Result<Answer, NoAnswer> {
         let (replies, mut answers) = mpsc::unbounded_channel();
-        let job = GenerateJob {
-            prompt: Prompt::Text { text: prompt.to_owned() },
-            choices: 1,
-            max_tokens: Some(tokens),
-            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            stop: Vec::new(),
-            ignore_end: true,
-            stream: true,
-            output: Output::default(),
-        };
+        let mut answer = Answer::default();
         self.agent.assign(Assignment {
             request: RequestId(NEXT_REQUEST.fetch_add(1, Ordering::Relaxed)),
             digest: self.stored.model.digest,
             tenant: TenantId::anonymous(),
             class: Priority::Critical,
-            work: Work::Generate(Box::new(job)),
+            work,
             replies,
         });
         while let Some(reply) = answers.recv().await {
             match reply {
-                Reply::Done { usage, timings } => return Ok((usage, timings)),
+                Reply::Delta { text, .. } => answer.text.push_str(&text),
+                Reply::Done { usage, timings } => {
+                    (answer.usage, answer.timings) = (usage, timings);
+                    return Ok(answer);
+                }
+                Reply::Embedded { vectors, .. } => {
+                    answer.vector = vectors.into_iter().next().unwrap_or_default();
+                    return Ok(answer);
+                }
                 Reply::Failed { kind: FailureKind::ContextExceeded, .. } => return Err(NoAnswer::TooLong),
                 Reply::Failed { kind: FailureKind::InvalidRequest, .. } => return Err(NoAnswer::NotGenerating),
                 Reply::Failed { message, .. } => return Err(NoAnswer::Failed(message)),

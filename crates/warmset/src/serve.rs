@@ -9,6 +9,7 @@ use crate::{
     facts::{self, Listeners},
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
+    readiness,
     repository::{Repository, Runtimes},
     settings, warmth,
 };
@@ -67,7 +68,9 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
 
     let (stop, stopped) = watch::channel(false);
     let drain_timeout = plan.config.gateway.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
-    let listeners = crate::listeners::start(&plan.config, &server, listener, admin_listener, stopped, drain_timeout);
+    let ready = readiness::follow(server.clone()).await?;
+    let both = (listener, admin_listener);
+    let listeners = crate::listeners::start(&plan.config, &server, both, stopped, drain_timeout, ready);
     let document = json!({
         "listen": listen.to_string(), "admin_listen": admin_listen.to_string(), "data": data, "version": env!("CARGO_PKG_VERSION"),
     });
@@ -190,6 +193,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         listen: listen.to_string(),
         data: root.to_path_buf(),
         draining: AtomicBool::new(false),
+        promotions: Arc::default(),
     });
     server.publish().await?;
     frontend.worker_up(WORKER, Arc::new(LocalLink(agent.clone())));

@@ -156,15 +156,15 @@ pub(crate) fn model_config(
     };
     let engine = crate::repository::parse_engine(&settings.engine).map_err(|reason| anyhow::anyhow!(reason))?;
     let (files, context_tokens, command) = (stored.files.clone(), settings.context_tokens, stored.command(runtimes));
-    Ok(ModelConfig { spec, engine, files, context_tokens, command })
+    Ok(ModelConfig { spec, engine, files, context_tokens, command, canary: stored.canary.clone() })
 }
 
 /// What a cold model costs: its load, and its way here if its files are not here any more.
-fn rewarm_seconds(stored: &Stored, measured: Option<&Measurement>) -> f64 {
+pub(crate) fn rewarm_seconds(stored: &Stored, measured: Option<&Measurement>) -> f64 {
     let here = stored.files.iter().all(|file| file.is_file());
     let fetch_seconds = stored.model.settings.fetch_seconds.filter(|_| !here).unwrap_or(0.0);
     let load_seconds = measured.map_or(stored.shape.rewarm_seconds, |measured| {
-        measured.timings.total_seconds() - measured.timings.fetch_seconds
+        measured.timings.rewarm_seconds() - measured.timings.fetch_seconds
     });
     fetch_seconds + load_seconds
 }

@@ -22,6 +22,7 @@ use tokio::sync::{
 use warmset_core::{
     Digest, Instant, Machine, ModelName, WorkerId,
     inference::Reply,
+    rollout::CanaryScore,
     worker::{Action, Event, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
 };
 use warmset_engine::{child::Role, process::Launcher};
@@ -74,6 +75,7 @@ impl Agent {
             requests: Requests::default(),
             progress: BTreeMap::new(),
             progress_moved: BTreeSet::new(),
+            canaries: BTreeMap::new(),
             load_waiters: Vec::new(),
             unload_waiters: Vec::new(),
             drain_waiters: Vec::new(),
@@ -117,6 +119,8 @@ struct RunLoop {
     progress: BTreeMap<Digest, f32>,
     /// Models whose share has changed since waiting callers were last told.
     progress_moved: BTreeSet<Digest>,
+    /// Models that have answered as they must since this worker began: they are not asked again.
+    canaries: BTreeMap<Digest, CanaryScore>,
     load_waiters: Vec<(Digest, oneshot::Sender<Result<(), LoadError>>)>,
     unload_waiters: Vec<(Digest, oneshot::Sender<()>)>,
     drain_waiters: Vec<oneshot::Sender<()>>,
@@ -164,11 +168,7 @@ impl RunLoop {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Configure(model) => {
-                let spec = model.spec.clone();
-                self.models.insert(spec.digest, *model);
-                self.happen(Event::Configure(spec));
-            }
+            Command::Configure(model) => self.configure(*model),
             Command::Load(digest, waiter) => self.load(digest, waiter),
             Command::Unload(digest, waiter) => {
                 self.happen(Event::UnloadWanted { digest });
@@ -206,6 +206,10 @@ impl RunLoop {
                 self.progress.insert(digest, fraction);
                 self.progress_moved.insert(digest);
             }
+            Command::CanaryPassed(digest, score) => {
+                self.canaries.insert(digest, score);
+            }
+            Command::CanaryScore(digest, answer) => reply(answer, self.canaries.get(&digest).cloned()),
             Command::Answered(request) => {
                 self.requests.remove(request);
                 self.happen(Event::Finished { request });
@@ -225,6 +229,15 @@ impl RunLoop {
         }
         self.schedule_telling();
         self.schedule_spare();
+    }
+
+    fn configure(&mut self, model: ModelConfig) {
+        let spec = model.spec.clone();
+        let before = self.models.insert(spec.digest, model.clone());
+        if before.is_none_or(|before| before.canary != model.canary) {
+            self.canaries.remove(&spec.digest);
+        }
+        self.happen(Event::Configure(spec));
     }
 
     fn load(&mut self, digest: Digest, waiter: oneshot::Sender<Result<(), LoadError>>) {
@@ -274,7 +287,7 @@ impl RunLoop {
             Action::Verify { digest, generation } => self.verify(digest, generation),
             Action::Load { digest, generation, accelerators, memory_cap, threads } => {
                 let verify_seconds = self.verified_seconds.remove(&(digest, generation)).unwrap_or(0.0);
-                let Some(model) = self.models.get(&digest).cloned() else {
+                let Some(mut model) = self.models.get(&digest).cloned() else {
                     let message = "the model was removed while it was checked".to_owned();
                     let error = LoadError { message: message.clone(), permanent: true };
                     events.push_back(Event::LoadFailed { digest, generation, error });
@@ -282,6 +295,9 @@ impl RunLoop {
                     return events.push_back(Event::Exited { digest, generation, exit });
                 };
                 let engine = model.engine;
+                if self.canaries.contains_key(&digest) {
+                    model.canary = None;
+                }
                 let birth = Birth {
                     generation,
                     model,
@@ -405,6 +421,7 @@ impl RunLoop {
         if is_gone && !self.models.contains_key(&digest) {
             self.states.remove(&digest);
             self.errors.remove(&digest);
+            self.canaries.remove(&digest);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use warmset_core::{
     Digest, Instant, WorkerId,
+    rollout::Canary,
     worker::{LoadError, ModelSpec, Settings},
 };
 use warmset_engine::protocol::{CommandRequest, EngineKind};
@@ -54,6 +55,8 @@ pub struct ModelConfig {
     pub context_tokens: u32,
     /// The command that serves it; only for [`EngineKind::Command`].
     pub command: Option<CommandRequest>,
+    /// What it must answer after its first load here before it serves.
+    pub canary: Option<Canary>,
 }
 
 /// What a worker is.

@@ -8,6 +8,7 @@ use warmset_core::{
     Bytes, Digest, Instant, MemoryVector, Priority, RequestId, TenantId,
     forecast::{Expectation, WallTime},
     inference::{Reply, Work},
+    rollout::{CanaryScore, Takeover},
     worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection, Worker},
 };
 
@@ -78,6 +79,9 @@ pub(crate) enum Command {
     Verified(Digest, Generation, f64, Result<(), LoadError>),
     /// Share of the weights read, for those who wait.
     LoadProgress(Digest, f32),
+    /// A model answered as it must.
+    CanaryPassed(Digest, CanaryScore),
+    CanaryScore(Digest, oneshot::Sender<Option<CanaryScore>>),
     /// A request has had its last reply.
     Answered(RequestId),
     /// A life has its engine process.
@@ -124,6 +128,24 @@ impl AgentHandle {
     /// Asks for a load and waits for nothing.
     pub fn prewarm(&self, digest: Digest) {
         self.send(Command::Event(Event::LoadWanted { digest }));
+    }
+
+    /// How a version could take the place of another. Both must have been configured; nothing changes.
+    pub async fn takeover(&self, digest: Digest, predecessor: Digest) -> Result<Takeover, AgentGone> {
+        self.look(move |machine, now| machine.takeover(now, digest, predecessor)).await
+    }
+
+    /// Loads a version beside the one it is to replace, which stays in memory meanwhile. Waits for neither.
+    pub fn succeed(&self, digest: Digest, predecessor: Digest) {
+        self.send(Command::Event(Event::PauseLifted { digest }));
+        self.send(Command::Event(Event::Succeed { digest, predecessor }));
+    }
+
+    /// How a model's canary went here, if one was asked and passed.
+    pub async fn canary_score(&self, digest: Digest) -> Result<Option<CanaryScore>, AgentGone> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(Command::CanaryScore(digest, sender));
+        receiver.await.map_err(|_| AgentGone)
     }
 
     /// Unloads a model as soon as it is idle and waits until its memory is free. While callers wait for its load it

@@ -2,7 +2,7 @@
 //!
 //! `config` is what a worker is told at start; `handle` is how the rest of the server talks to it; `agent` is the run
 //! loop that owns the machine: events in, actions out. `requests` are the callers it answers to. Slow work leaves as
-//! tasks (`life`: one engine process from start to end; `spare`: the next one, already initialised) and comes back as
+//! tasks (`life`: one engine process from start to end, with the `canary` it must pass; `spare`: the next one, already initialised) and comes back as
 //! events that carry the generation they were started for. `recorder` writes down what the machine was told, and
 //! replays it.
 
@@ -10,12 +10,14 @@ mod config;
 mod handle;
 
 mod agent;
+mod canary;
 mod life;
 mod recorder;
 mod requests;
 mod spare;
 
 pub use agent::{Agent, FACTS_KEPT};
+pub use canary::{embedding_question, text_question};
 pub use config::{AgentConfig, AgentError, Artifacts, Clock, ModelConfig};
 pub use handle::{AgentGone, AgentHandle, Assignment, LOG_LINES_MAX, MemoryReport};
 pub use recorder::{RECORDING_BYTES_MAX, ReplayError, replay};

@@ -4,6 +4,7 @@
 //! the end every caller has had exactly one last answer, and the loop is told last of all.
 
 use crate::{
+    canary::{Asking, CANARY_REQUEST, Step},
     config::ModelConfig,
     handle::Command,
     requests::Waiting,
@@ -80,6 +81,9 @@ struct Life {
     /// Seconds from the order to load to the model being loaded.
     loaded_after: Duration,
     reported_loaded: bool,
+    /// The question that comes before callers.
+    asking: Option<Asking>,
+    canary_seconds: f64,
     measuring: Option<Measuring>,
     measure_at: Option<tokio::time::Instant>,
 }
@@ -95,6 +99,8 @@ pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
         info: None,
         loaded_after: Duration::ZERO,
         reported_loaded: false,
+        asking: None,
+        canary_seconds: 0.0,
         measuring: None,
         measure_at: None,
     };
@@ -234,10 +240,7 @@ impl Life {
                 // A caller that is gone shows at its first piece of text.
                 let _ = caller.replies.send(started);
                 self.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
-                process.send(match caller.work {
-                    Work::Generate(job) => ToEngine::Generate { request: request.0, job },
-                    Work::Embed { inputs } => ToEngine::Embed { request: request.0, inputs },
-                });
+                process.send(to_engine(request.0, caller.work));
             }
             Order::Grant { request, source: KvSource::Recompute } => {
                 process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute });
@@ -255,13 +258,23 @@ impl Life {
     }
 
     fn hear(&mut self, message: FromEngine, process: &EngineProcess) {
+        if Asking::concerns(&message) {
+            return self.hear_of_canary(message, process);
+        }
         let (digest, generation) = (self.digest, self.birth.generation);
         match message {
             FromEngine::LoadProgress { fraction } => self.tell(Command::LoadProgress(digest, fraction)),
             FromEngine::Loaded(info) => {
                 self.loaded_after = self.began.elapsed();
+                match self.birth.model.canary.take() {
+                    Some(canary) => {
+                        let (asking, question) = Asking::begin(canary);
+                        self.asking = Some(asking);
+                        process.send(to_engine(CANARY_REQUEST, question));
+                    }
+                    None => self.measuring = Some(self.measure(process.pid())),
+                }
                 self.info = Some(info);
-                self.measuring = Some(self.measure(process.pid()));
             }
             FromEngine::LoadFailed { message, permanent } => {
                 self.report(Event::LoadFailed { digest, generation, error: LoadError { message, permanent } });
@@ -299,6 +312,28 @@ impl Life {
             _ => return,
         };
         self.answer(RequestId(request), reply);
+    }
+
+    fn hear_of_canary(&mut self, message: FromEngine, process: &EngineProcess) {
+        let Some(asking) = &mut self.asking else { return };
+        match asking.hear(message) {
+            Step::Going(None) => {}
+            Step::Going(Some(order)) => process.send(order),
+            Step::Over(verdict) => {
+                self.asking = None;
+                match verdict {
+                    Ok(score) => {
+                        self.canary_seconds = score.seconds;
+                        self.tell(Command::CanaryPassed(self.digest, score));
+                        // What it computed is part of what it holds.
+                        self.measuring = Some(self.measure(process.pid()));
+                    }
+                    Err(reason) => {
+                        self.fail(reason, false);
+                    }
+                }
+            }
+        }
     }
 
     fn answer(&mut self, request: RequestId, reply: Reply) {
@@ -369,6 +404,7 @@ impl Life {
             verify_seconds: self.birth.verify_seconds,
             load_seconds,
             warm_up_seconds: info.warm_up_seconds,
+            canary_seconds: self.canary_seconds,
         };
         // The kernel counts the peak in batches and may say less than what is there now.
         let peak = peak.larger(&steady);
@@ -382,6 +418,13 @@ impl Life {
     fn tell(&self, command: Command) {
         // Without a run loop there is nobody to tell; the orders have ended too.
         let _ = self.birth.commands.send(command);
+    }
+}
+
+fn to_engine(request: u64, work: Work) -> ToEngine {
+    match work {
+        Work::Generate(job) => ToEngine::Generate { request, job },
+        Work::Embed { inputs } => ToEngine::Embed { request, inputs },
     }
 }
 

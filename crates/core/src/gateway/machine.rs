@@ -177,6 +177,11 @@ impl Gateway {
         self.workers.values().any(|worker| worker.is_ready(digest))
     }
 
+    /// Requests it still keeps for one digest, waiting or at workers.
+    pub fn requests_of(&self, digest: Digest) -> usize {
+        self.requests.values().filter(|request| request.digest == digest).count()
+    }
+
     /// Requests it still keeps, waiting or at workers.
     pub fn requests(&self) -> usize {
         self.requests.len()

@@ -28,6 +28,7 @@ impl Worker {
             Event::Forget { digest } => self.forget(digest, actions),
             Event::LoadWanted { digest } => self.want(digest),
             Event::Remembered { models } => self.remember(now, &models),
+            Event::Succeed { digest, predecessor } => self.succeed(now, digest, predecessor),
             Event::PauseLifted { digest } => {
                 if let Some(model) = self.models.get_mut(&digest) {
                     model.forgive();
@@ -97,7 +98,7 @@ impl Worker {
     fn forget(&mut self, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         model.forgotten = true;
-        (model.wanted, model.preload, model.spec.pin) = (false, false, false);
+        (model.wanted, model.preload, model.spec.pin, model.predecessor) = (false, false, false, None);
         self.active.insert(digest);
         self.reject_waiting(digest, &Rejection::UnknownModel, actions);
     }
@@ -108,6 +109,22 @@ impl Worker {
             model.wanted = !matches!(model.phase, Phase::Ready(_));
             model.impossible = false;
             self.active.insert(digest);
+        }
+    }
+
+    fn succeed(&mut self, now: Instant, digest: Digest, predecessor: Digest) {
+        if digest == predecessor {
+            return;
+        }
+        let Some(old) = self.models.get(&predecessor) else { return };
+        let (demand, forecast) = (old.demand, old.forecast.clone());
+        let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) else { return };
+        (model.demand, model.forecast) = (demand, forecast);
+        model.predecessor = (!matches!(model.phase, Phase::Ready(_))).then_some((predecessor, now));
+        model.forgive();
+        self.want(digest);
+        if let Some(predecessor) = self.models.get_mut(&predecessor) {
+            predecessor.predecessor = None;
         }
     }
 
@@ -133,7 +150,7 @@ impl Worker {
     fn unwant(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         (model.wanted, model.restore, model.unwanted) = (false, false, true);
-        model.preload = false;
+        (model.preload, model.predecessor) = (false, None);
         match model.phase {
             Phase::Ready(_) => self.begin_drain(now, digest, EvictionReason::Requested, actions),
             Phase::Verifying(_) | Phase::Loading(_) if model.waiting.is_empty() => {
@@ -263,7 +280,11 @@ impl Worker {
         timings: LoadTimings,
         actions: &mut Vec<Action>,
     ) {
-        let protection = self.residency_protection(now, digest);
+        let mut protection = self.residency_protection(now, digest);
+        if self.models.get(&digest).is_some_and(|model| model.predecessor.is_some()) {
+            // Callers come as soon as its name is switched.
+            protection = protection.max(self.settings.minimum_residency);
+        }
         let Some(model) = self.models.get_mut(&digest) else { return };
         let Phase::Loading(life) = &model.phase else { return };
         if life.generation != generation {
@@ -277,10 +298,10 @@ impl Worker {
         life.protected_until = now + protection;
         life.promised = u32::try_from(model.waiting.len()).unwrap_or(u32::MAX);
         model.phase = Phase::Ready(life);
-        (model.wanted, model.restore, model.preload) = (false, false, false);
+        (model.wanted, model.restore, model.preload, model.predecessor) = (false, false, false, None);
         (model.load_outlives_callers, model.abandoned_last) = (false, false);
         let measured_before = model.spec.measured;
-        let seconds = timings.total_seconds();
+        let seconds = timings.rewarm_seconds();
         model.spec.rewarm_seconds = if measured_before { (model.spec.rewarm_seconds + seconds) / 2.0 } else { seconds };
         (model.spec.peak, model.spec.steady, model.spec.measured) = (peak.clone(), steady.clone(), true);
         if from_bytes != to_bytes {
@@ -321,7 +342,7 @@ impl Worker {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let retry_after = model.backoff.load_failed(now, error.clone(), first, max);
         (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
-        model.preload = false;
+        (model.preload, model.predecessor) = (false, None);
         actions.push(Action::Tell(Fact::LoadRefused { digest, error: error.clone(), retry_after }));
         self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
     }
@@ -451,7 +472,7 @@ impl Worker {
             self.reject_waiting(digest, &Rejection::Draining, actions);
             if let Some(model) = self.models.get_mut(&digest) {
                 (model.wanted, model.restore, model.unwanted) = (false, false, true);
-                model.preload = false;
+                (model.preload, model.predecessor) = (false, None);
                 if model.phase != Phase::Absent {
                     self.active.insert(digest);
                 }

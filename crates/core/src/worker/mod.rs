@@ -11,6 +11,7 @@ mod plan;
 mod preload;
 mod protocol;
 mod serve;
+mod takeover;
 mod timers;
 mod view;
 

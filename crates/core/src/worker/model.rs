@@ -4,7 +4,7 @@ use super::protocol::{EvictionReason, Generation, ModelSpec, ModelState};
 use crate::{
     Bytes,
     forecast::Forecast,
-    ids::{PoolName, Priority, RequestId},
+    ids::{Digest, PoolName, Priority, RequestId},
     residency::{Backoff, Charge, Demand},
     time::Instant,
 };
@@ -132,6 +132,8 @@ pub(super) struct Model {
     pub(super) wanted: bool,
     /// It was in memory before the worker was started: it comes back if that costs nobody anything.
     pub(super) restore: bool,
+    /// The version whose place it takes, and since when, until it is ready: that one stays in memory as long.
+    pub(super) predecessor: Option<(Digest, Instant)>,
     /// Somebody asked for it to be out; holds a pin back until it is wanted again.
     pub(super) unwanted: bool,
     /// A caller's deadline passed during the load: the load goes on for the next one.
@@ -162,6 +164,7 @@ impl Model {
             evicted_at: None,
             wanted: false,
             restore: false,
+            predecessor: None,
             unwanted: false,
             load_outlives_callers: false,
             abandoned_last: false,

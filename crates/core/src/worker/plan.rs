@@ -156,7 +156,13 @@ impl Worker {
         let protected = life.protected_until > now || life.promised > 0;
         let outranks = model.spec.priority < class
             && model.last_used.unwrap_or(life.since) + self.settings.priority_protection > now;
-        !pinned && !protected && !outranks
+        !pinned && !protected && !outranks && !self.has_successor_on_its_way(model.spec.digest)
+    }
+
+    /// A version that is about to be replaced answers callers until its successor can.
+    pub(super) fn has_successor_on_its_way(&self, digest: Digest) -> bool {
+        let others = self.active.iter().filter_map(|other| self.models.get(other));
+        others.filter(|other| other.predecessor.is_some_and(|(old, _)| old == digest)).count() > 0
     }
 
     /// What dropping a model would lose, in seconds of rewarming per second.
@@ -249,14 +255,8 @@ impl Worker {
 
     /// Why a model can never be placed as things are configured, if so.
     pub(super) fn hopeless(&self, model: &Model) -> Option<Rejection> {
-        let pool = self.pools.get(&model.spec.pool)?;
-        let footprint = self.peak_to_plan(model);
-        let fits_beside = |held: &[Held]| {
-            let artifact = model.spec.artifact;
-            place(&Problem { capacity: &pool.capacity, held, footprint: &footprint, artifact }).is_some()
-        };
-        if !fits_beside(&[]) {
-            return Some(too_large(&footprint, &pool.capacity));
+        if let Some(rejection) = self.too_large_alone(model) {
+            return Some(rejection);
         }
         let pinned: Vec<Held> = self
             .active
@@ -272,7 +272,19 @@ impl Worker {
             })
             .collect();
         let retry_after = self.settings.backoff_max;
-        (!fits_beside(&pinned)).then_some(Rejection::NoMemory { retry_after })
+        (!self.fits_beside(model, &pinned)).then_some(Rejection::NoMemory { retry_after })
+    }
+
+    /// Why a model does not fit its pool even alone, if so.
+    pub(super) fn too_large_alone(&self, model: &Model) -> Option<Rejection> {
+        let pool = self.pools.get(&model.spec.pool)?;
+        (!self.fits_beside(model, &[])).then(|| too_large(&self.peak_to_plan(model), &pool.capacity))
+    }
+
+    fn fits_beside(&self, model: &Model, held: &[Held]) -> bool {
+        let Some(pool) = self.pools.get(&model.spec.pool) else { return false };
+        let (footprint, artifact) = (self.peak_to_plan(model), model.spec.artifact);
+        place(&Problem { capacity: &pool.capacity, held, footprint: &footprint, artifact }).is_some()
     }
 
     fn refuse_hopeless(&mut self, digest: Digest, actions: &mut Vec<Action>) {
@@ -294,7 +306,7 @@ impl Worker {
         if let Some(model) = self.models.get_mut(&digest) {
             model.impossible |= untold;
             (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
-            model.preload = false;
+            (model.preload, model.predecessor) = (false, None);
         }
     }
 

@@ -57,12 +57,20 @@ pub struct LoadTimings {
     pub load_seconds: f64,
     /// The first, discarded computation.
     pub warm_up_seconds: f64,
+    /// Asking what shows that it is the model that was approved; 0 where nothing was asked.
+    #[serde(default)]
+    pub canary_seconds: f64,
 }
 
 impl LoadTimings {
+    /// What every load of the model costs: all but the canary, which is asked once.
+    pub fn rewarm_seconds(&self) -> f64 {
+        self.total_seconds() - self.canary_seconds
+    }
+
     /// Everything a cold caller waits for.
     pub fn total_seconds(&self) -> f64 {
-        self.fetch_seconds + self.verify_seconds + self.load_seconds + self.warm_up_seconds
+        self.fetch_seconds + self.verify_seconds + self.load_seconds + self.warm_up_seconds + self.canary_seconds
     }
 }
 
@@ -134,6 +142,9 @@ pub enum Event {
     /// What another worker, most likely this one before a restart, knew of its models. Those that it had in memory come
     /// back in the order of their worth as long as there is room for them.
     Remembered { models: Vec<Recollection> },
+    /// A version is to take the place of another: it is loaded, the other stays in memory until then, and what was
+    /// asked of the other counts for it.
+    Succeed { digest: Digest, predecessor: Digest },
     /// Whatever made its last load fail may be mended: the next one is tried at once.
     PauseLifted { digest: Digest },
     /// Somebody wants it unloaded as soon as it is idle.

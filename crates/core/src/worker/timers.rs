@@ -15,6 +15,7 @@ const MEASURE_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Something that becomes true at a known time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expiry {
+    NoRoomBeside,
     LoadTooSlow,
     StopIgnored,
     Hanging,
@@ -50,6 +51,11 @@ impl Worker {
                 self.abandon_load(now, digest, EvictionReason::Abandoned, actions);
                 self.note_failed_load(now, digest, LoadError { message, permanent: false }, actions);
             }
+            Expiry::NoRoomBeside => {
+                let seconds = self.settings.load_deadline.as_secs_f64();
+                let message = format!("in {seconds} seconds there was no room beside the version it is to replace");
+                self.note_failed_load(now, digest, LoadError { message, permanent: false }, actions);
+            }
             Expiry::StopIgnored => {
                 let Some(model) = self.models.get_mut(&digest) else { return };
                 if let Phase::Unloading { life, killed, .. } = &mut model.phase {
@@ -76,7 +82,11 @@ impl Worker {
     fn expiries(&self, model: &Model) -> [Option<(Instant, Expiry)>; 2] {
         let settings = &self.settings;
         match &model.phase {
-            Phase::Absent => [None, None],
+            Phase::Absent => {
+                let no_room =
+                    model.predecessor.map(|(_, since)| (since + settings.load_deadline, Expiry::NoRoomBeside));
+                [no_room, None]
+            }
             Phase::Verifying(life) | Phase::Loading(life) => {
                 [Some((life.since + settings.load_deadline, Expiry::LoadTooSlow)), None]
             }
@@ -93,7 +103,8 @@ impl Worker {
                 let kept = model.spec.pin
                     || model.is_awaited(self.now)
                     || !matches!(model.phase, Phase::Ready(_))
-                    || !model.waiting.is_empty();
+                    || !model.waiting.is_empty()
+                    || self.has_successor_on_its_way(model.spec.digest);
                 let keep_alive = model.spec.keep_alive.filter(|_| !kept);
                 let idle_since = model.last_used.unwrap_or(life.since).max(life.since);
                 [keep_alive.map(|keep_alive| (idle_since + keep_alive, Expiry::KeepAliveOver)), measure]

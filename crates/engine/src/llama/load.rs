@@ -138,7 +138,8 @@ fn context_options(model: &Model, header: &Header, request: &LoadRequest) -> Res
     })
 }
 
-/// Computes a few tokens and forgets them: the first real request finds threads, buffers and code in place.
+/// Computes a few tokens and forgets them: the first real request finds threads, buffers and code in place. Weights
+/// that give no finite logits show here, before anybody asks.
 fn warm_up(model: &Model, context: &mut Context, pools: bool) -> Result<(), LoadFailure> {
     let token = model.begin_token().or(model.end_token()).unwrap_or(0);
     let mut batch = Batch::default();
@@ -146,6 +147,13 @@ fn warm_up(model: &Model, context: &mut Context, pools: bool) -> Result<(), Load
         batch.add(token, position, 0, pools || position + 1 == WARM_UP_TOKENS);
     }
     context.decode(&mut batch).map_err(|message| load_failure(&message))?;
+    let last = WARM_UP_TOKENS - 1;
+    let finite = |numbers: &[f32]| numbers.iter().all(|number| number.is_finite());
+    if !pools && !context.logits(last).is_some_and(finite) {
+        return Err(permanent(
+            "the model computes no finite numbers: its weights are damaged; get the file again".into(),
+        ));
+    }
     context.clear();
     Ok(())
 }

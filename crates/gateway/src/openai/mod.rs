@@ -88,12 +88,13 @@ async fn generate(api: Api, route: Route, request: Request) -> Response {
         let body = read_body(&api.config, request).await?;
         parse_aside(body, move |body| ask::generation(route, body)).await
     };
-    let submitted = asked.await.and_then(|mut asked| {
-        let entry = resolve(&api, &mut call, &asked.model)?;
+    let submitted = async {
+        let mut asked = asked.await?;
+        let entry = resolve(&api, &mut call, &asked.model, &headers).await?;
         let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (asked.tier, &headers));
         Ok((asked, entry, answers))
-    });
-    match submitted {
+    };
+    match submitted.await {
         Ok((asked, entry, answers)) => {
             let encoder = encoder(route, &asked, &entry, &call);
             if asked.stream {
@@ -113,12 +114,13 @@ pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Resp
         let body = read_body(&api.config, request).await?;
         parse_aside(body, ask::embedding).await
     };
-    let submitted = asked.await.and_then(|asked| {
-        let entry = resolve(&api, &mut call, &asked.model)?;
+    let submitted = async {
+        let asked = asked.await?;
+        let entry = resolve(&api, &mut call, &asked.model, &headers).await?;
         let answers = submit(&api, &call, &entry, vec![asked.work.clone()], (asked.tier, &headers));
         Ok((asked, answers))
-    });
-    let embedded = match submitted {
+    };
+    let embedded = match submitted.await {
         Ok((asked, mut answers)) => embed(&mut call, &mut answers, &asked).await,
         Err(error) => Err(error),
     };
@@ -214,8 +216,10 @@ async fn parse_aside<T: Send + 'static>(
     parsed.unwrap_or_else(|_| Err(ApiError::internal("the body could not be parsed")))
 }
 
-fn resolve(api: &Api, call: &mut Call, model: &str) -> Result<Arc<Entry>, ApiError> {
-    let entry = api.frontend.directory().resolve(model).ok_or_else(|| ApiError::model_not_found(model))?;
+/// What the name means now; a name that is about to mean something else is waited for.
+async fn resolve(api: &Api, call: &mut Call, model: &str, headers: &HeaderMap) -> Result<Arc<Entry>, ApiError> {
+    let resolved = api.frontend.directory().resolve_waiting(model, patience(&api.config, headers)).await;
+    let entry = resolved.map_err(|unresolved| ApiError::unresolved(unresolved, model))?;
     call.resolved(entry.clone());
     Ok(entry)
 }

@@ -90,7 +90,7 @@ impl Admin {
     async fn with(access: AdminAccess) -> Self {
         let metrics = Arc::new(Metrics::default());
         let frontend = Frontend::start(FrontendConfig::default(), metrics.clone()).unwrap();
-        frontend.publish(vec![entry(route())]);
+        frontend.publish(vec![entry(route())], vec![]);
         let program = Arc::new(Program { metrics, ..Program::default() });
         let router: Router = admin_router(frontend, program.clone(), access);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

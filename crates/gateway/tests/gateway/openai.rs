@@ -10,7 +10,7 @@ use warmset_core::{
     inference::{FailureKind, FinishReason, GenerateJob, Reply, Work},
     worker::{CancelCause, LoadError, ModelState, Rejection, StartKind},
 };
-use warmset_gateway::openai::ApiConfig;
+use warmset_gateway::{directory::Entry, openai::ApiConfig};
 
 const STREAM: &str = "text/event-stream; charset=utf-8";
 
@@ -498,9 +498,47 @@ async fn two_requests_follow_each_other_on_one_connection() {
 #[tokio::test]
 async fn a_forgotten_model_is_gone_for_callers_at_once() {
     let mut harness = Harness::new().await;
-    harness.frontend.publish(vec![]);
+    harness.frontend.publish(vec![], vec![]);
     let mut stream = harness.send("/v1/chat/completions", &chat(json!({}))).await;
     assert_eq!(read_response(&mut stream).await.status, 404);
     assert!(harness.worker.assignments.try_recv().is_err());
     harness.frontend.check().await.unwrap();
+}
+
+#[tokio::test]
+async fn who_asks_while_a_name_changes_its_meaning_is_answered_by_what_it_means_afterwards() {
+    let mut harness = Harness::new().await;
+    let digest = warmset_core::Digest([9; 32]);
+    let held = || Entry { held: true, ..entry(route()) };
+    let mut admitted = harness.send("/v1/chat/completions", &chat(json!({}))).await;
+    let before = harness.worker.assignment().await;
+    harness.frontend.publish(vec![held()], vec![]);
+    let mut waiting = harness.send("/v1/chat/completions", &chat(json!({}))).await;
+    // A later call that was answered shows that the earlier one has been read.
+    assert_eq!(harness.get("/v1/models").await.status, 200);
+    let next = Route { digest, ..route() };
+    harness.frontend.publish(vec![entry(next)], vec![route()]);
+    let after = harness.worker.assignment().await;
+    assert_eq!((before.digest, after.digest), (MODEL, digest));
+    answer(&before, "old");
+    answer(&after, "new");
+    for (stream, digest) in [(&mut admitted, MODEL), (&mut waiting, digest)] {
+        let response = read_response(stream).await;
+        assert_eq!(
+            (response.status, response.header("warmset-model-digest")),
+            (200, Some(digest.to_string().as_str()))
+        );
+    }
+    harness.assert_empty().await;
+}
+
+#[tokio::test]
+async fn callers_that_do_not_wait_hear_that_the_model_is_loading() {
+    let harness = Harness::new().await;
+    let refusing = Route { cold: ColdPolicy::Reject, ..route() };
+    harness.frontend.publish(vec![Entry { held: true, ..entry(refusing) }], vec![]);
+    let mut stream = harness.send("/v1/chat/completions", &chat(json!({}))).await;
+    let response = read_response(&mut stream).await;
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("3")));
+    assert_eq!(response.json()["error"]["code"], "model_loading");
 }

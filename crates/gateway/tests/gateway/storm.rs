@@ -94,7 +94,7 @@ async fn ten_thousand_aborted_requests_leave_nothing_behind_and_replay() {
     let (link, worker) = FakeWorker::new();
     spawn_moody_worker(worker);
     frontend.worker_up(WORKER, link);
-    frontend.publish(vec![entry(route())]);
+    frontend.publish(vec![entry(route())], vec![]);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..10_000_u64 {
         let ticket: Ticket = frontend.submit(submission(number));
@@ -137,7 +137,7 @@ async fn every_request_gets_exactly_one_last_word() {
     let (link, worker) = FakeWorker::new();
     spawn_moody_worker(worker);
     frontend.worker_up(WORKER, link);
-    frontend.publish(vec![entry(route())]);
+    frontend.publish(vec![entry(route())], vec![]);
     let (sender, mut words) = mpsc::unbounded_channel();
     for number in 0..2_000 {
         let mut ticket = frontend.submit(submission(number));

@@ -92,7 +92,8 @@ pub(crate) fn route() -> Route {
 }
 
 pub(crate) fn entry(route: Route) -> Entry {
-    Entry { route, aliases: vec![ModelName::parse("alias").unwrap()], created_unix_seconds: 1_700_000_000 }
+    let aliases = vec![ModelName::parse("alias").unwrap()];
+    Entry { route, aliases, created_unix_seconds: 1_700_000_000, held: false }
 }
 
 pub(crate) struct Setup {
@@ -133,7 +134,7 @@ impl Harness {
         let frontend = Frontend::start(config, Arc::new(Metrics::default())).unwrap();
         let (link, worker) = FakeWorker::new();
         frontend.worker_up(WORKER, link.clone());
-        frontend.publish(vec![entry(setup.route)]);
+        frontend.publish(vec![entry(setup.route)], vec![]);
         if setup.ready {
             frontend.worker_state(WORKER, MODEL, ModelState::Ready);
         }

@@ -105,6 +105,18 @@ pub(crate) enum ModelCommand {
     Remove {
         /// Name or alias
         name: String,
+        /// Only this version, which the name must not stand for
+        #[arg(long)]
+        digest: Option<String>,
+    },
+    /// Let a name stand for another of its versions, once that is loaded and answers as it must
+    Promote(Box<PromoteArguments>),
+    /// Let a name stand for what it stood for before
+    Rollback(RollbackArguments),
+    /// List the versions of a model
+    Versions {
+        /// Name or alias
+        name: String,
     },
     /// Keep a model in memory whatever happens
     Pin {
@@ -137,14 +149,61 @@ pub(crate) enum ModelCommand {
         #[arg(long, short = 'n', default_value_t = 100)]
         lines: usize,
     },
-    /// Load a model alone and measure time, memory and speed
+    /// Load a model alone, measure time, memory and speed, and record what it must answer from now on
     Profile {
         /// Name or alias
         name: String,
+        /// A version that the name does not stand for
+        #[arg(long)]
+        digest: Option<String>,
     },
     /// Further names for models
     #[command(subcommand)]
     Alias(AliasCommand),
+}
+
+/// `warmset model promote`
+#[derive(Debug, Args)]
+pub(crate) struct PromoteArguments {
+    /// Name or alias
+    pub(crate) name: String,
+    /// The version: its digest, or the beginning of it
+    #[arg(required_unless_present = "source")]
+    pub(crate) digest: Option<String>,
+    /// Take the version from here first
+    #[arg(long, value_name = "SOURCE")]
+    pub(crate) source: Option<String>,
+    /// Say what would happen and what callers would see, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Who approves it [default: the user]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) by: Option<String>,
+    /// Ask it this before callers get it
+    #[arg(long, value_name = "TEXT", requires = "canary_expect")]
+    pub(crate) canary_prompt: Option<String>,
+    /// What the answer must contain or be like
+    #[arg(long, value_name = "TEXT", requires = "canary_prompt")]
+    pub(crate) canary_expect: Option<String>,
+    /// The least score that passes, 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "SCORE", value_parser = parse_score)]
+    pub(crate) canary_score: Option<f64>,
+    /// The longest the answer may take [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
+    pub(crate) canary_latency: Option<Duration>,
+}
+
+/// `warmset model rollback`
+#[derive(Debug, Args)]
+pub(crate) struct RollbackArguments {
+    /// Name or alias
+    pub(crate) name: String,
+    /// Say what would happen and what callers would see, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Who says so [default: the user]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) by: Option<String>,
 }
 
 /// `warmset model alias ...`
@@ -156,6 +215,9 @@ pub(crate) enum AliasCommand {
         alias: String,
         /// The model's own name
         model: String,
+        /// If the name means another model now, let it mean this one in one step
+        #[arg(long)]
+        replace: bool,
     },
     /// Take a further name away
     Remove {
@@ -270,6 +332,11 @@ fn parse_cap(text: &str) -> Result<Bytes, String> {
         0 => Err("a process cannot run in 0 bytes: give a size such as 1GiB".to_owned()),
         bytes => Ok(bytes),
     }
+}
+
+fn parse_score(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
 fn parse_temperature(text: &str) -> Result<f32, String> {

@@ -5,6 +5,7 @@ mod doctor;
 mod model;
 mod place;
 mod run;
+mod version;
 
 pub(crate) use arguments::ServeArguments;
 

@@ -1,17 +1,18 @@
 //! `warmset model`: the same on a server and on a data directory.
 
 use super::{
-    arguments::{AliasCommand, GlobalArguments, ModelCommand},
+    arguments::{AliasCommand, GlobalArguments, ModelCommand, RollbackArguments},
     place::Place,
+    version,
 };
 use crate::{
+    alone,
     client::{Client, model_path},
     config::{
         Config,
         units::{format_bytes, format_seconds, format_span},
     },
-    output::{Output, bytes_of, fields, short_digest, table, text_of},
-    profile,
+    output::{Output, bytes_of, fields, short_digest, short_digest_of, table, text_of},
     repository::{ModelOptions, Repository, command_source, is_unknown, measurement_json, model_json, parse_name},
     settings,
 };
@@ -38,10 +39,7 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
     match command {
         ModelCommand::Add(add) => {
             let document = add_model(place, add.into_options(), output).await?;
-            output.result(&document, |document| {
-                let verb = if document["existed"] == true { "already there:" } else { "added" };
-                format!("{verb} {} ({})", text_of(document, "name"), text_of(document, "digest"))
-            });
+            output.result(&document, added_text);
         }
         ModelCommand::List => {
             let document = list(place).await?;
@@ -51,10 +49,19 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
             let document = show(place, &name).await?;
             output.result(&document, show_text);
         }
-        ModelCommand::Remove { name } => {
+        ModelCommand::Remove { name, digest: None } => {
             let document = remove(place, &name).await?;
             output.result(&document, |document| format!("removed {}", text_of(document, "name")));
         }
+        ModelCommand::Remove { name, digest: Some(digest) } => {
+            let document = remove_version(place, &name, &digest).await?;
+            output.result(&document, |document| {
+                format!("removed {} of {}", text_of(document, "digest"), text_of(document, "name"))
+            });
+        }
+        ModelCommand::Promote(arguments) => version::promote(place, *arguments, output).await?,
+        ModelCommand::Rollback(arguments) => version::roll_back(place, arguments, output).await?,
+        ModelCommand::Versions { name } => version::versions(place, &name, output).await?,
         ModelCommand::Pin { name } => pin(place, &name, true, output).await?,
         ModelCommand::Unpin { name } => pin(place, &name, false, output).await?,
         ModelCommand::Load { name, no_wait } => {
@@ -71,11 +78,16 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
             let document = logs(place, &name, lines).await?;
             output.result(&document, logs_text);
         }
-        ModelCommand::Profile { name } => {
+        ModelCommand::Profile { name, digest } => {
             let _spinner = output.spinner(&format!("measuring {name}"));
             let document = match place {
-                Place::Server(client) => client.call(Method::POST, &model_path(&name, "/profile"), None).await?,
-                Place::Directory { repository, lock } => profile::run_alone(repository, lock.root(), &name).await?,
+                Place::Server(client) => {
+                    let body = json!({ "digest": digest });
+                    client.call(Method::POST, &model_path(&name, "/profile"), Some(&body)).await?
+                }
+                Place::Directory { repository, lock } => {
+                    alone::profile(repository, lock.root(), &name, digest.as_deref()).await?
+                }
             };
             output.result(&document, profile_text);
         }
@@ -88,13 +100,16 @@ async fn run_at(place: &Place, command: ModelCommand, output: Output) -> Result<
 fn check(command: &ModelCommand) -> Result<()> {
     match command {
         ModelCommand::Show { name }
-        | ModelCommand::Remove { name }
+        | ModelCommand::Remove { name, .. }
+        | ModelCommand::Rollback(RollbackArguments { name, .. })
+        | ModelCommand::Versions { name }
         | ModelCommand::Pin { name }
         | ModelCommand::Unpin { name }
         | ModelCommand::Load { name, .. }
         | ModelCommand::Unload { name }
         | ModelCommand::Logs { name, .. }
-        | ModelCommand::Profile { name } => parse_name(name).map(drop),
+        | ModelCommand::Profile { name, .. } => parse_name(name).map(drop),
+        ModelCommand::Promote(arguments) => parse_name(&arguments.name).map(drop),
         _ => Ok(()),
     }
 }
@@ -111,9 +126,11 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
     refuse_directory(&options.source)?;
     match place {
         Place::Directory { repository, .. } => {
-            let added = repository.add(&options, Trust::Operator, output.bytes_progress(&options.name)).await?;
+            let (by, progress) = (version::by(None), output.bytes_progress(&options.name));
+            let added = repository.add(&options, &by, Trust::Operator, progress).await?;
             let mut document = show_stored(repository, &options.name).await?;
             document["existed"] = json!(added.existed);
+            document["candidate"] = json!(added.candidate);
             Ok(document)
         }
         Place::Server(client) => {
@@ -126,7 +143,8 @@ async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> 
 
 /// Lets the server add a model, and shows how far it is with fetching its files.
 async fn add_at_server(client: &Client, options: &ModelOptions, output: Output) -> Result<Value> {
-    let body = serde_json::to_value(options)?;
+    let mut body = serde_json::to_value(options)?;
+    body["by"] = json!(version::by(None));
     let adding = client.call(Method::POST, "/admin/v1/models", Some(&body));
     tokio::pin!(adding);
     if !crate::output::shows_progress() || Location::parse(&options.source)?.path().is_some() {
@@ -162,7 +180,7 @@ fn refuse_directory(source: &str) -> Result<()> {
 }
 
 /// A path as the server understands it; a URL as it is.
-fn absolute(source: &str) -> Result<String> {
+pub(super) fn absolute(source: &str) -> Result<String> {
     if command_source(source).is_some() {
         return Ok(source.to_owned());
     }
@@ -186,7 +204,7 @@ async fn list(place: &Place) -> Result<Value> {
     }
 }
 
-async fn show(place: &Place, name: &str) -> Result<Value> {
+pub(super) async fn show(place: &Place, name: &str) -> Result<Value> {
     match place {
         Place::Server(client) => Ok(client.get(&model_path(name, "")).await?),
         Place::Directory { repository, .. } => show_stored(repository, name).await,
@@ -200,6 +218,7 @@ async fn show_stored(repository: &Repository, name: &str) -> Result<Value> {
     let mut document = model_json(&stored, ModelState::Absent, own);
     let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored));
     document["measurements"] = shown.collect();
+    document["versions"] = repository.versions_json(&stored.model).await?;
     Ok(document)
 }
 
@@ -214,6 +233,19 @@ async fn remove(place: &Place, name: &str) -> Result<Value> {
         Place::Directory { repository, .. } => {
             let removed = repository.remove(&parse_name(name)?).await?;
             Ok(json!({ "name": removed.name, "digest": removed.digest, "removed": true }))
+        }
+    }
+}
+
+async fn remove_version(place: &Place, name: &str, digest: &str) -> Result<Value> {
+    match place {
+        Place::Server(client) => {
+            let body = json!({ "digest": digest });
+            Ok(client.call(Method::POST, &model_path(name, "/remove_version"), Some(&body)).await?)
+        }
+        Place::Directory { repository, .. } => {
+            let removed = repository.remove_version(&parse_name(name)?, digest).await?;
+            Ok(json!({ "name": removed.model, "digest": removed.digest, "removed": true }))
         }
     }
 }
@@ -268,13 +300,13 @@ async fn alias(place: &Place, command: AliasCommand, output: Output) -> Result<(
                 table(&["ALIAS", "MODEL"], rows.map(|row| vec![text_of(row, "alias"), text_of(row, "model")]))
             });
         }
-        AliasCommand::Add { alias, model } => {
-            change_alias(place, &alias, Some(&model)).await?;
+        AliasCommand::Add { alias, model, replace } => {
+            change_alias(place, &alias, Some(&model), replace).await?;
             let document = json!({ "alias": alias, "model": model });
             output.result(&document, |_| format!("{alias} now means {model}"));
         }
         AliasCommand::Remove { alias } => {
-            change_alias(place, &alias, None).await?;
+            change_alias(place, &alias, None, false).await?;
             output.result(&json!({ "alias": alias, "removed": true }), |_| format!("removed the alias {alias}"));
         }
     }
@@ -294,18 +326,20 @@ async fn aliases(place: &Place) -> Result<Value> {
 }
 
 /// Adds the alias to a model, or takes it away.
-async fn change_alias(place: &Place, alias: &str, model: Option<&str>) -> Result<()> {
+async fn change_alias(place: &Place, alias: &str, model: Option<&str>, replace: bool) -> Result<()> {
     let (name, wanted) = (parse_name(alias)?, model.map(parse_name).transpose()?);
     match (place, wanted) {
         (Place::Server(client), Some(model)) => {
-            let body = json!({ "alias": alias });
+            let body = json!({ "alias": alias, "replace": replace });
             client.call(Method::POST, &model_path(model.as_str(), "/alias"), Some(&body)).await?;
         }
         (Place::Server(client), None) => {
             let body = json!({ "alias": alias, "remove": true });
             client.call(Method::POST, &model_path(alias, "/alias"), Some(&body)).await?;
         }
-        (Place::Directory { repository, .. }, Some(model)) => repository.catalog.add_alias(&name, &model).await?,
+        (Place::Directory { repository, .. }, Some(model)) => {
+            repository.catalog.add_alias(&name, &model, replace).await?
+        }
         (Place::Directory { repository, .. }, None) => {
             let removed = repository.catalog.remove_alias(&name).await.map_err(anyhow::Error::from);
             if removed.as_ref().is_err_and(is_unknown) {
@@ -315,6 +349,19 @@ async fn change_alias(place: &Place, alias: &str, model: Option<&str>) -> Result
         }
     }
     Ok(())
+}
+
+fn added_text(document: &Value) -> String {
+    let name = text_of(document, "name");
+    if let Some(candidate) = document["candidate"].as_str() {
+        let verb = if document["existed"] == true { "already a version" } else { "added a version" };
+        return format!(
+            "{verb} of {name}: {candidate}\ncallers get it after `warmset model promote {name} {}`",
+            short_digest_of(&document["candidate"])
+        );
+    }
+    let verb = if document["existed"] == true { "already there:" } else { "added" };
+    format!("{verb} {name} ({})", text_of(document, "digest"))
 }
 
 fn list_text(document: &Value) -> String {

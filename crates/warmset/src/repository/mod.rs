@@ -6,6 +6,7 @@ mod options;
 mod runtimes;
 mod shape;
 mod take;
+mod versions;
 
 pub(crate) use document::{expectation_json, measurement_json, model_json};
 pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
@@ -21,8 +22,8 @@ use std::{
 };
 use take::{Taken, Wanted};
 use tokio::sync::Mutex;
-use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings, NewModel};
-use warmset_core::{Digest, ModelName};
+use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings};
+use warmset_core::{Digest, ModelName, rollout::Canary};
 use warmset_engine::protocol::CommandRequest;
 use warmset_source::{Environment, Fetcher, Gathered, Trust};
 use warmset_store::{Manifest, Store};
@@ -87,6 +88,8 @@ pub(crate) struct Stored {
     pub(crate) manifest: Manifest,
     pub(crate) files: Vec<PathBuf>,
     pub(crate) shape: Shape,
+    /// What it must answer before callers get it.
+    pub(crate) canary: Option<Canary>,
 }
 
 /// What came of adding a model.
@@ -94,8 +97,34 @@ pub(crate) struct Added {
     pub(crate) model: Model,
     /// It was there already; only settings that were said may have changed.
     pub(crate) existed: bool,
-    /// The model that had this name before and is gone.
+    /// What the name stood for before.
     pub(crate) replaced: Option<Model>,
+    /// A version that no caller gets before it is promoted.
+    pub(crate) candidate: Option<Digest>,
+}
+
+impl Added {
+    /// It was there, whatever became of its settings.
+    fn same(model: Model) -> Self {
+        Self { model, existed: true, replaced: None, candidate: None }
+    }
+}
+
+/// On whose word a model enters the catalog.
+enum Entering<'a> {
+    /// The configuration file's: what it says of a name is what the name means.
+    Configured,
+    /// Somebody's: a name that means something already goes on meaning that.
+    By(&'a str),
+}
+
+impl Entering<'_> {
+    fn by(&self) -> &str {
+        match self {
+            Self::Configured => versions::CONFIGURATION,
+            Self::By(by) => by,
+        }
+    }
 }
 
 impl Stored {
@@ -128,8 +157,14 @@ impl Repository {
     }
 
     /// Adds a model: its files go into the store, then its row into the catalog. Adding the same again changes the
-    /// settings that are said and nothing else.
-    pub(crate) async fn add(&self, options: &ModelOptions, trust: Trust, progress: Progress) -> Result<Added> {
+    /// settings that are said and nothing else; another file under the same name becomes a version of it.
+    pub(crate) async fn add(
+        &self,
+        options: &ModelOptions,
+        by: &str,
+        trust: Trust,
+        progress: Progress,
+    ) -> Result<Added> {
         let name = parse_name(&options.name)?;
         if let Ok(known) = self.catalog.model(&name).await
             && take::means_the_same(options, &known)
@@ -137,16 +172,14 @@ impl Repository {
         {
             return self.change_what_is_said(options, &known).await;
         }
-        self.add_or_replace(options, trust, progress, false).await
+        self.take_in(options, trust, progress, &Entering::By(by)).await
     }
 
     /// Changes the settings that are said of a model that is there; the others stay.
     async fn change_what_is_said(&self, options: &ModelOptions, known: &Model) -> Result<Added> {
-        let before = known.settings.clone();
-        let settings = parse_engine(&before.engine).and_then(|engine| options.settings_over(engine, before));
-        self.change_settings(known, &settings.map_err(|reason| anyhow!(reason))?).await?;
+        self.change_settings(known, &said_over(options, &known.settings, known)?).await?;
         self.ensure_aliases(&known.name, &options.aliases).await?;
-        Ok(Added { model: self.catalog.model(&known.name).await?, existed: true, replaced: None })
+        Ok(Added::same(self.catalog.model(&known.name).await?))
     }
 
     /// Adds a model as the configuration file wants it: a name that meant something else, or other settings, give way.
@@ -158,9 +191,9 @@ impl Repository {
         {
             self.change_settings(&model, &as_configured(options, settings, &model)).await?;
             self.ensure_aliases(&name, &options.aliases).await?;
-            return Ok(Added { model: self.catalog.model(&name).await?, existed: true, replaced: None });
+            return Ok(Added::same(self.catalog.model(&name).await?));
         }
-        self.add_or_replace(options, Trust::Operator, progress, true).await
+        self.take_in(options, Trust::Operator, progress, &Entering::Configured).await
     }
 
     /// Whether the store has every file of a model. One that is gone is taken from its source again.
@@ -169,12 +202,12 @@ impl Repository {
             .is_ok_and(|manifest| manifest.files.iter().all(|file| self.store.path_of(&file.sha256).is_file()))
     }
 
-    async fn add_or_replace(
+    async fn take_in(
         &self,
         options: &ModelOptions,
         trust: Trust,
         mut progress: Progress,
-        replace: bool,
+        entering: &Entering<'_>,
     ) -> Result<Added> {
         let name = parse_name(&options.name)?;
         let wanted = Wanted::of(options, &self.runtimes)?;
@@ -184,10 +217,10 @@ impl Repository {
         let store = self.store.clone();
         let taken = tokio::task::spawn_blocking(move || take::take(&store, wanted, gathered, progress)).await?;
         let outcome = match taken {
-            Ok(taken) => self.enter(&name, options, &taken, replace).await,
+            Ok(taken) => self.enter(&name, options, &taken, entering).await,
             Err(error) => Err(error),
         };
-        if !matches!(&outcome, Ok(added) if !added.existed && added.replaced.is_none()) {
+        if !matches!(&outcome, Ok(added) if !added.existed) {
             self.remove_unreferenced().await;
         }
         outcome
@@ -202,40 +235,35 @@ impl Repository {
     }
 
     /// Writes what was taken into the catalog.
-    async fn enter(&self, name: &ModelName, options: &ModelOptions, taken: &Taken, replace: bool) -> Result<Added> {
+    async fn enter(
+        &self,
+        name: &ModelName,
+        options: &ModelOptions,
+        taken: &Taken,
+        entering: &Entering<'_>,
+    ) -> Result<Added> {
         if let Some(expected) = options.digest
             && expected != taken.digest
         {
             return Err(anyhow!("{} has digest {}, not {expected}: check the source", options.source, taken.digest));
         }
-        let mut replaced = None;
-        if let Ok(known) = self.catalog.model(name).await {
-            if known.digest == taken.digest {
-                if !replace {
-                    return self.change_what_is_said(options, &known).await;
-                }
-                self.change_settings(&known, &as_configured(options, taken.settings.clone(), &known)).await?;
-                self.ensure_aliases(name, &options.aliases).await?;
-                return Ok(Added { model: self.catalog.model(name).await?, existed: true, replaced: None });
-            }
-            if !replace {
-                let digest = known.digest;
-                return Err(anyhow!(
-                    "{name} is already {digest}: remove it first, or add this file under another name"
-                ));
-            }
-            replaced = Some(self.catalog.remove_model(name).await?);
-        }
-        let new = NewModel {
-            name: name.clone(),
-            digest: taken.digest,
-            manifest: taken.manifest.canonical_json()?,
-            source: options.source.clone(),
-            settings: taken.settings.clone(),
+        let Ok(known) = self.catalog.model(name).await else {
+            let new = taken.as_new(name, options, taken.settings.clone())?;
+            self.catalog.add_model(&new, entering.by()).await?;
+            self.ensure_aliases(name, &options.aliases).await?;
+            let model = self.catalog.model(name).await?;
+            return Ok(Added { model, existed: false, replaced: None, candidate: None });
         };
-        self.catalog.add_model(&new).await?;
+        if known.digest != taken.digest {
+            return self.enter_version(&known, options, taken, entering).await;
+        }
+        let settings = match entering {
+            Entering::Configured => as_configured(options, taken.settings.clone(), &known),
+            Entering::By(_) => said_over(options, &taken.settings, &known)?,
+        };
+        self.change_settings(&known, &settings).await?;
         self.ensure_aliases(name, &options.aliases).await?;
-        Ok(Added { model: self.catalog.model(name).await?, existed: false, replaced })
+        Ok(Added::same(self.catalog.model(name).await?))
     }
 
     /// Changes settings. What was measured under others that move its bytes no longer holds.
@@ -252,35 +280,10 @@ impl Repository {
         for alias in aliases {
             let alias = parse_name(alias)?;
             if !known.contains(&alias) {
-                self.catalog.add_alias(&alias, name).await?;
+                self.catalog.add_alias(&alias, name, false).await?;
             }
         }
         Ok(())
-    }
-
-    /// Gives models whose runtime was defined anew the digest that follows: they are what the configuration now says.
-    /// Returns those that have changed. A runtime that is no longer there leaves its models as they are: they do not load.
-    pub(crate) async fn follow_runtimes(&self) -> Result<Vec<ModelName>> {
-        let _one_at_a_time = self.changes.lock().await;
-        let mut changed = Vec::new();
-        for model in self.catalog.models().await? {
-            let Some(runtime) = model.settings.runtime.as_deref().and_then(|name| self.runtimes.get(name).ok()) else {
-                continue;
-            };
-            let mut manifest = Manifest::from_canonical_json(&model.manifest)?;
-            let now = Some(runtimes::runtime_digest(runtime));
-            if std::mem::replace(&mut manifest.runtime_sha256, now) == now {
-                continue;
-            }
-            let Model { name, source, settings, aliases, .. } = self.catalog.remove_model(&model.name).await?;
-            let (digest, manifest) = (manifest.digest()?, manifest.canonical_json()?);
-            self.catalog.add_model(&NewModel { name: name.clone(), digest, manifest, source, settings }).await?;
-            for alias in aliases {
-                self.catalog.add_alias(&alias, &name).await?;
-            }
-            changed.push(name);
-        }
-        Ok(changed)
     }
 
     /// Removes a model and the files that nothing else uses.
@@ -304,16 +307,31 @@ impl Repository {
     /// All models with what is needed to load them.
     pub(crate) async fn all(&self) -> Result<Vec<Stored>> {
         let models = self.catalog.models().await?;
+        let mut canaries = self.catalog.canaries().await?;
         let (store, shapes) = (self.store.clone(), self.shapes.clone());
-        let read = move || models.into_iter().map(|model| stored(&store, &shapes, model)).collect();
+        let read = move || {
+            let models = models.into_iter();
+            models
+                .map(|model| {
+                    let canary = canaries.remove(&model.digest);
+                    stored(&store, &shapes, model, canary)
+                })
+                .collect()
+        };
         tokio::task::spawn_blocking(read).await?
     }
 
     /// One model, by name or alias.
     pub(crate) async fn get(&self, name: &ModelName) -> Result<Stored> {
         let model = self.catalog.resolve(name).await?;
+        let canary = self.catalog.version(&model.digest).await?.and_then(|version| version.canary);
+        self.read(model, canary).await
+    }
+
+    /// What the store holds of a model.
+    async fn read(&self, model: Model, canary: Option<Canary>) -> Result<Stored> {
         let (store, shapes) = (self.store.clone(), self.shapes.clone());
-        tokio::task::spawn_blocking(move || stored(&store, &shapes, model)).await?
+        tokio::task::spawn_blocking(move || stored(&store, &shapes, model, canary)).await?
     }
 
     /// What was measured of a model, on every kind of machine.
@@ -327,8 +345,8 @@ impl Repository {
     async fn remove_unreferenced(&self) {
         let result = async {
             let mut referenced = BTreeSet::new();
-            for model in self.catalog.models().await? {
-                referenced.extend(Manifest::from_canonical_json(&model.manifest)?.files.iter().map(|file| file.sha256));
+            for manifest in self.catalog.manifests().await? {
+                referenced.extend(Manifest::from_canonical_json(&manifest)?.files.iter().map(|file| file.sha256));
             }
             let store = self.store.clone();
             anyhow::Ok(tokio::task::spawn_blocking(move || store.remove_unreferenced(&referenced)).await??)
@@ -347,13 +365,25 @@ fn as_configured(options: &ModelOptions, settings: ModelSettings, known: &Model)
     ModelSettings { pin: options.pin.unwrap_or(known.settings.pin), ..settings }
 }
 
+/// The settings of a known model with what is said now; `taken` is how its files were had.
+fn said_over(options: &ModelOptions, taken: &ModelSettings, known: &Model) -> Result<ModelSettings> {
+    let engine = parse_engine(&taken.engine).map_err(|reason| anyhow!(reason))?;
+    let said = options.settings_over(engine, known.settings.clone()).map_err(|reason| anyhow!(reason))?;
+    Ok(ModelSettings {
+        source_stamp: taken.source_stamp.clone(),
+        pinned_source: taken.pinned_source.clone(),
+        fetch_seconds: taken.fetch_seconds,
+        ..said
+    })
+}
+
 /// Reads what the store holds of a model.
-fn stored(store: &Store, shapes: &Shapes, model: Model) -> Result<Stored> {
+fn stored(store: &Store, shapes: &Shapes, model: Model, canary: Option<Canary>) -> Result<Stored> {
     let manifest = Manifest::from_canonical_json(&model.manifest)
         .with_context(|| format!("the catalog entry of {} is broken", model.name))?;
     let files: Vec<PathBuf> = manifest.files.iter().map(|file| store.path_of(&file.sha256)).collect();
     let shape = shapes.of(&model, &manifest, &files);
-    Ok(Stored { model, manifest, files, shape })
+    Ok(Stored { model, manifest, files, shape, canary })
 }
 
 /// Parses a name given by a user.

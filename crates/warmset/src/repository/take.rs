@@ -8,8 +8,8 @@ use super::{
 };
 use anyhow::{Result, anyhow, bail};
 use std::{os::unix::fs::MetadataExt, path::PathBuf};
-use warmset_catalog::{Model, ModelSettings};
-use warmset_core::Digest;
+use warmset_catalog::{Model, ModelSettings, NewModel};
+use warmset_core::{Digest, ModelName};
 use warmset_engine::protocol::EngineKind;
 use warmset_source::{Gathered, Location, Part};
 use warmset_store::{Manifest, ManifestFile, Store};
@@ -19,6 +19,19 @@ pub(super) struct Taken {
     pub(super) digest: Digest,
     pub(super) manifest: Manifest,
     pub(super) settings: ModelSettings,
+}
+
+impl Taken {
+    /// The same for the catalog.
+    pub(super) fn as_new(&self, name: &ModelName, options: &ModelOptions, settings: ModelSettings) -> Result<NewModel> {
+        Ok(NewModel {
+            name: name.clone(),
+            digest: self.digest,
+            manifest: self.manifest.canonical_json()?,
+            source: options.source.clone(),
+            settings,
+        })
+    }
 }
 
 /// What a source means.

@@ -73,10 +73,14 @@ fn models_are_kept_in_a_data_directory_without_a_server() {
     assert_eq!((&added["existed"], &added["pin"], &added["max_concurrency"]), (&json!(false), &json!(true), &json!(3)));
     let digest = added["digest"].as_str().unwrap();
     assert!(digest.starts_with("sha256:"));
-    // The same again changes nothing; another file under the name is refused.
+    // The same again changes nothing; another file under the name is a version that the name does not stand for yet.
     assert_eq!(place.json(&add)["existed"], json!(true));
     let other = place.write("b.json", r#"{"host_bytes":1001}"#);
-    place.run(&["model", "add", "a", &other, "--engine", "synthetic"]).fails_with("already");
+    let version = place.json(&["model", "add", "a", &other, "--engine", "synthetic"]);
+    assert!(version["digest"] == digest && version["candidate"] != digest, "{version}");
+    let pinned = ["model", "add", "a", &other, "--engine", "synthetic", "--priority", "batch"];
+    place.run(&pinned).fails_with("is not changed by a new version");
+    place.json(&["model", "remove", "a", "--digest", version["candidate"].as_str().unwrap()]);
     // The same file under another path is the same model.
     let copy = place.write("copy.json", r#"{"host_bytes":1000}"#);
     place.run(&["model", "add", "c", &copy, "--engine", "synthetic"]).fails_with("alias");
@@ -108,7 +112,7 @@ fn bad_sources_and_names_fail_in_one_line_and_leave_nothing() {
     for (name, source, words) in [
         ("../../etc/passwd", "/etc/passwd", "no model name"),
         ("a", "/nonexistent/model.gguf", "No such file"),
-        ("a", "s3://bucket/model.gguf", "s3:// are not supported"),
+        ("a", "ftp://bucket/model.gguf", "ftp:// are not supported"),
         ("a", "file://elsewhere/model.gguf", "another machine"),
         ("a", pickle.as_str(), "unsupported format"),
         ("a", "/dev/zero", "--engine llama"),

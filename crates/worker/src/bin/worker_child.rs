@@ -83,7 +83,14 @@ fn model(number: u8, file: PathBuf) -> Result<ModelConfig, Box<dyn std::error::E
         rewarm_seconds: 1.0,
         memory_cap: None,
     };
-    Ok(ModelConfig { spec, engine: EngineKind::Synthetic, files: vec![file], context_tokens: 0, command: None })
+    Ok(ModelConfig {
+        spec,
+        engine: EngineKind::Synthetic,
+        files: vec![file],
+        context_tokens: 0,
+        command: None,
+        canary: None,
+    })
 }
 
 fn settings() -> Settings {

@@ -180,7 +180,14 @@ impl World {
         };
         change(&mut model);
         let engine = EngineKind::Synthetic;
-        self.agent.configure(ModelConfig { spec: model, engine, files: vec![file], context_tokens: 0, command: None });
+        self.agent.configure(ModelConfig {
+            spec: model,
+            engine,
+            files: vec![file],
+            context_tokens: 0,
+            command: None,
+            canary: None,
+        });
         digest
     }
 
