@@ -529,3 +529,23 @@ fn a_model_with_a_sliding_window_shares_prompts_without_cutting_back() {
         assert_eq!((answer.texts.len(), answer.usage().completion_tokens), (3, 24));
     }
 }
+
+#[test]
+fn weights_that_give_no_finite_numbers_are_refused_before_anybody_asks() {
+    // The matrix that makes the logits; its blocks begin with their scale.
+    const NAME: &[u8] = b"token_embd.weight";
+    let mut bytes = std::fs::read(model()).unwrap();
+    let header = gguf::read_header_of_file(&model()).unwrap();
+    // After the name: how many dimensions, each of them, the type, and where the numbers are.
+    let at = bytes.windows(NAME.len()).position(|window| window == NAME).unwrap() + NAME.len();
+    let offset = u64::from_le_bytes(bytes[at + 24..at + 32].try_into().unwrap());
+    assert_eq!(bytes[at..at + 4], [2, 0, 0, 0], "a matrix");
+    let data = usize::try_from(header.data_offset_bytes + offset).unwrap();
+    // A half-precision number that is none.
+    bytes[data..data + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+    let file = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let failure = load_failure(file.path().to_path_buf());
+    assert!(failure.message.contains("no finite numbers"), "{}", failure.message);
+    assert_eq!(failure.fault, LoadFault::Artifact);
+}
