@@ -370,3 +370,15 @@ def test_a_pinned_model_whose_process_dies_comes_back_L16(pool, tmp_path):
     ask(server, "pinned")
     shown = server.cli_json("model", "show", "pinned")
     assert shown["pin"] is True
+
+
+def test_a_load_counts_as_work_when_idle_models_leave_and_when_the_server_stops_L18(pool, tmp_path):
+    """Neither a keep-alive shorter than the load nor a stop in the middle of it costs the caller its answer."""
+    models = [spec(tmp_path, "slow", 32, load_seconds=2.0, model={"keep_alive": "100ms"})]
+    server = pool_for(pool, 1, 32, models)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ask, server, "slow")
+        wait_for_state(server, "slow", "loading")
+        server.process.send_signal(signal.SIGTERM)
+        assert waiting.result()["warmset-start"] == "cold"
+    assert server.process.wait(30) == 0
