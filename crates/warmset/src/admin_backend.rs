@@ -209,6 +209,9 @@ impl Server {
             "rollback" => self.roll_back(name, promote_options(body)?).await,
             "remove_version" => {
                 let Some(digest) = body["digest"].as_str() else { return Err(anyhow!("the body must name a digest")) };
+                let Some(_running) = self.promotions.begin(&self.repository.catalog.resolve(name).await?.name) else {
+                    return Err(anyhow!("{name} is being promoted right now: remove the version afterwards"));
+                };
                 let version = self.repository.remove_version(name, digest).await?;
                 Ok(json!({ "name": version.model, "digest": version.digest, "removed": true }))
             }

@@ -114,12 +114,19 @@ impl Server {
         // The worker must know it, and the gateway its name, before it can be loaded and told of.
         let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
         let fresh = !self.promotions.is_kept(&digest);
-        if fresh || !options.dry_run {
-            self.promotions.keep(settings::route(&next, measured.as_ref()));
-            self.configure(&next).await?;
-            self.publish().await?;
+        let looked = async {
+            if fresh || !options.dry_run {
+                self.promotions.keep(settings::route(&next, measured.as_ref()));
+                self.configure(&next).await?;
+                self.publish().await?;
+            }
+            anyhow::Ok(self.agent.takeover(digest, current.model.digest).await?)
+        };
+        let looked = looked.await;
+        if looked.is_err() && fresh {
+            self.withdraw(&digest).await?;
         }
-        let takeover = self.agent.takeover(digest, current.model.digest).await?;
+        let takeover = looked?;
         let expected_seconds = settings::rewarm_seconds(&next, measured.as_ref());
         let by = options.by().to_owned();
         Ok(Ok(Plan { current, next, by, back, takeover, expected_seconds, fresh }))
