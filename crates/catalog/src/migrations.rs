@@ -73,6 +73,48 @@ INSERT INTO versions (digest, model, source, settings, added_unix_milliseconds, 
 SELECT digest, name, source, settings, created_unix_milliseconds, created_unix_milliseconds, 'before versions'
 FROM models;
 ",
+    "
+CREATE TABLE jobs (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    route TEXT NOT NULL,
+    model TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    class TEXT NOT NULL,
+    status TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    idempotency_key TEXT,
+    fingerprint TEXT NOT NULL,
+    created_unix_milliseconds INTEGER NOT NULL,
+    time_to_live_milliseconds INTEGER NOT NULL,
+    expires_unix_milliseconds INTEGER NOT NULL,
+    finished_unix_milliseconds INTEGER,
+    body BLOB NOT NULL,
+    http_status INTEGER,
+    answer_digest TEXT,
+    answer_start TEXT,
+    answer BLOB
+) STRICT;
+CREATE UNIQUE INDEX jobs_by_key ON jobs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX jobs_unfinished ON jobs (id) WHERE finished_unix_milliseconds IS NULL;
+CREATE INDEX jobs_finished ON jobs (expires_unix_milliseconds) WHERE finished_unix_milliseconds IS NOT NULL;
+",
+    "
+CREATE TABLE files (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    size_bytes INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE TABLE batches (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    finished INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE INDEX batches_unfinished ON batches (id) WHERE finished = 0;
+",
 ];
 
 /// The version this program reads and writes.

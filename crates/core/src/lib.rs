@@ -13,6 +13,7 @@ pub mod forecast;
 pub mod gateway;
 pub mod ids;
 pub mod inference;
+pub mod jobs;
 pub mod machine;
 pub mod memory;
 pub mod residency;
@@ -21,7 +22,7 @@ pub mod threads;
 pub mod time;
 pub mod worker;
 
-pub use ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};
+pub use ids::{Digest, JobId, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};
 pub use machine::Machine;
 pub use memory::{Bytes, Footprint, MemoryVector};
 pub use time::Instant;

@@ -14,6 +14,11 @@
 //! | first byte not in time | 504 | `deadline_passed` | no |
 //! | engine lost, already tried again | 502 | `engine_lost` | no |
 //! | shutting down, or no worker | 503 | `draining`, `no_worker` | yes |
+//! | too many jobs are kept | 429 | `job_queue_full` | after the hint |
+//! | the catalog cannot keep or find a job | 503 | `jobs_unavailable` | after the hint |
+//! | no such job, or not the caller's | 404 | `job_not_found` | no |
+//! | a job that has ended is taken back | 409 | `job_finished` | no |
+//! | a key that means another request | 422 | `idempotency_key_reused` | no |
 
 use crate::directory::Unresolved;
 use axum::{
@@ -34,6 +39,8 @@ const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const INVALID: &str = "invalid_request_error";
 const UNAVAILABLE: &str = "service_unavailable_error";
 const SERVER: &str = "server_error";
+/// When to hand a job in again.
+const JOB_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// An error as a client sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -137,8 +144,100 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("request_lost"), "the gateway let go of the request")
     }
 
+    pub(crate) fn draining() -> Self {
+        let message = "the server is shutting down";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("draining"), message).retry(Duration::from_secs(1))
+    }
+
+    pub(crate) fn job_not_found() -> Self {
+        let message = "there is no such job; answers are kept for a limited time";
+        Self::new(StatusCode::NOT_FOUND, INVALID, Some("job_not_found"), message)
+    }
+
+    pub(crate) fn file_not_found(name: &str) -> Self {
+        let shown: String = name.chars().take(64).filter(|character| !character.is_control()).collect();
+        let message = format!("there is no file {shown}");
+        Self::new(StatusCode::NOT_FOUND, INVALID, Some("file_not_found"), message)
+    }
+
+    pub(crate) fn batch_not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, INVALID, Some("batch_not_found"), "there is no such batch")
+    }
+
+    /// 409, with a reason.
+    pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, INVALID, Some(code), message)
+    }
+
+    /// 413 for a file.
+    pub(crate) fn file_too_large(bytes_max: u64) -> Self {
+        let message = format!("the file is larger than {bytes_max} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, Some("file_too_large"), message)
+    }
+
+    /// 429 for a store of files or batches without room.
+    pub(crate) fn files_full(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("storage_full"), message)
+    }
+
+    pub(crate) fn files_unavailable() -> Self {
+        let message = "files and batches cannot be kept or read right now; try again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("files_unavailable"), message)
+            .retry(JOB_RETRY_AFTER)
+    }
+
+    pub(crate) fn job_finished(status: &str) -> Self {
+        let message = format!("the job has {status} already");
+        Self::new(StatusCode::CONFLICT, INVALID, Some("job_finished"), message)
+    }
+
+    pub(crate) fn job_queue_full() -> Self {
+        let message = "too many jobs are kept; try again, or ask without `prefer: respond-async`";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("job_queue_full"), message)
+            .retry(JOB_RETRY_AFTER)
+    }
+
+    pub(crate) fn jobs_unavailable() -> Self {
+        let message = "jobs cannot be kept or read right now; try again, or ask without `prefer: respond-async`";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("jobs_unavailable"), message)
+            .retry(JOB_RETRY_AFTER)
+    }
+
+    pub(crate) fn idempotency_key_reused() -> Self {
+        let message = "this idempotency-key was sent with another request: use a new one";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, INVALID, Some("idempotency_key_reused"), message)
+    }
+
+    /// What stands in a job whose time was over.
+    pub(crate) fn job_expired() -> Self {
+        let message = "the job was not answered in the time it had";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", Some("job_expired"), message)
+    }
+
+    /// What stands in a job that was begun as often as it may be.
+    pub(crate) fn job_given_up() -> Self {
+        let message = "the server ended again and again while it answered this job";
+        Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("job_given_up"), message)
+    }
+
+    /// When trying again may help.
+    #[cfg(test)]
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// What it says.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     fn retry(self, after: Duration) -> Self {
         Self { retry_after: Some(after), should_retry: true, ..self }
+    }
+
+    /// The same, about a parameter.
+    pub(crate) fn of_param(self, param: &'static str) -> Self {
+        Self { param: Some(param.into()), ..self }
     }
 
     /// The outcome label of the metrics.
@@ -165,9 +264,11 @@ impl From<Refusal> for ApiError {
                 Self::new(StatusCode::NOT_FOUND, INVALID, Some("model_not_found"), message)
             }
             Refusal::QueueFull { retry_after } => queue_full(retry_after),
-            Refusal::ModelLoading { retry_after } => {
-                unavailable("model_loading", "the model is being loaded; try again").retry(retry_after)
-            }
+            Refusal::ModelLoading { retry_after } => unavailable(
+                "model_loading",
+                "the model is being loaded; try again, or send `prefer: respond-async` for a job",
+            )
+            .retry(retry_after),
             Refusal::DeadlinePassed => {
                 let message = "the answer did not begin in time";
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", Some("deadline_passed"), message)
@@ -175,7 +276,7 @@ impl From<Refusal> for ApiError {
             Refusal::NoWorker { retry_after } => {
                 unavailable("no_worker", "no worker can be used right now").retry(retry_after)
             }
-            Refusal::Draining => draining(),
+            Refusal::Draining => ApiError::draining(),
             Refusal::Worker(rejection) => rejection.into(),
         }
     }
@@ -207,7 +308,7 @@ impl From<Rejection> for ApiError {
                 let message = format!("the model's engine was lost: {message}");
                 Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("engine_lost"), message)
             }
-            Rejection::Draining => draining(),
+            Rejection::Draining => ApiError::draining(),
         }
     }
 }
@@ -215,11 +316,6 @@ impl From<Rejection> for ApiError {
 fn queue_full(retry_after: Duration) -> ApiError {
     let message = "too many requests wait; try again";
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message).retry(retry_after)
-}
-
-fn draining() -> ApiError {
-    let message = "the server is shutting down";
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("draining"), message).retry(Duration::from_secs(1))
 }
 
 /// A request that failed in the engine.

@@ -279,9 +279,14 @@ impl Frontend {
         self.tell(Event::Drain);
     }
 
+    /// Whether nothing new is accepted.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.inner.shared.draining.load(Ordering::Acquire)
+    }
+
     /// Whether requests are accepted, and if not, why.
     pub fn accepts(&self) -> Result<(), &'static str> {
-        if self.inner.shared.draining.load(Ordering::Acquire) {
+        if self.is_draining() {
             return Err("draining");
         }
         if self.inner.shared.workers_up.load(Ordering::Acquire) == 0 {

@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod batches;
 pub mod clock;
 pub mod directory;
 mod errors;
 pub mod frontend;
+pub mod jobs;
 pub mod link;
 pub mod metrics;
 pub mod openai;

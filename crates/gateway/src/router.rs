@@ -2,8 +2,10 @@
 
 use crate::{
     admin::{self, AdminBackend, AdminState},
+    batches::{self, Batches},
     errors::ApiError,
     frontend::Frontend,
+    jobs::{self, Jobs},
     openai::{self, Api, ApiConfig, ReadyProbe},
 };
 use axum::{
@@ -67,6 +69,17 @@ fn inference_table() -> Table<Api> {
         route("POST", "/v1/embeddings", Inference, openai::embeddings),
         route("GET", "/v1/models", Inference, openai::list_models),
         route("GET", "/v1/models/{*name}", Inference, openai::show_model),
+        route("GET", "/v1/jobs/{name}", Inference, jobs::show),
+        route("DELETE", "/v1/jobs/{name}", Inference, jobs::cancel),
+        route("POST", "/v1/files", Inference, batches::upload),
+        route("GET", "/v1/files", Inference, batches::list_files),
+        route("GET", "/v1/files/{name}", Inference, batches::show_file),
+        route("DELETE", "/v1/files/{name}", Inference, batches::delete_file),
+        route("GET", "/v1/files/{name}/content", Inference, batches::download),
+        route("POST", "/v1/batches", Inference, batches::create),
+        route("GET", "/v1/batches", Inference, batches::list),
+        route("GET", "/v1/batches/{name}", Inference, batches::show),
+        route("POST", "/v1/batches/{name}/cancel", Inference, batches::cancel),
     ]
 }
 
@@ -88,6 +101,9 @@ fn admin_table() -> Table<AdminState> {
         route("GET", "/admin/v1/ledger", Admin, admin::ledger),
         route("GET", "/admin/v1/events", Admin, admin::events),
         route("POST", "/admin/v1/drain", Admin, admin::drain),
+        route("GET", "/admin/v1/jobs", Admin, jobs::admin_list),
+        route("GET", "/admin/v1/jobs/{name}", Admin, jobs::admin_show),
+        route("DELETE", "/admin/v1/jobs/{name}", Admin, jobs::admin_cancel),
     ]
 }
 
@@ -108,10 +124,20 @@ fn build<S: Clone + Send + Sync + 'static>(table: Table<S>) -> Router<S> {
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
 }
 
+/// What is answered later.
+#[derive(Debug, Default, Clone)]
+pub struct Later {
+    /// Requests that were accepted with 202.
+    pub jobs: Option<Jobs>,
+    /// Files of requests.
+    pub batches: Option<Batches>,
+}
+
 /// The inference listener: OpenAI's routes and the probes. `ready` adds what the program knows (a warm set that is
-/// still loading, say) to what the gateway knows itself.
-pub fn inference_router(frontend: Frontend, config: ApiConfig, ready: ReadyProbe) -> Router {
-    build(inference_table()).with_state(Api { frontend, config: Arc::new(config), ready })
+/// still loading, say) to what the gateway knows itself. Without
+/// `later` every request is answered at once.
+pub fn inference_router(frontend: Frontend, config: ApiConfig, ready: ReadyProbe, later: Later) -> Router {
+    build(inference_table()).with_state(Api { frontend, config: Arc::new(config), ready, later })
 }
 
 /// The admin listener. Every route of it needs a key once there is one.

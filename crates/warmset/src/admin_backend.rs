@@ -28,9 +28,12 @@ use warmset_core::{
 };
 use warmset_gateway::{
     admin::{AdminBackend, AdminError, AdminFuture, EventLog},
+    batches::Batches,
     directory::Entry,
     frontend::Frontend,
+    jobs::Jobs,
     metrics::TierBytes,
+    router::Later,
 };
 use warmset_source::{FetchError, Trust};
 use warmset_store::StoreError;
@@ -45,6 +48,8 @@ pub(crate) struct Server {
     pub(crate) artifacts: Arc<StoredArtifacts>,
     pub(crate) agent: AgentHandle,
     pub(crate) frontend: Frontend,
+    pub(crate) jobs: Jobs,
+    pub(crate) batches: Batches,
     pub(crate) events: Arc<EventLog>,
     pub(crate) worker: WorkerId,
     pub(crate) worker_type: String,
@@ -319,10 +324,17 @@ impl Server {
             warmth::write_now(self).await;
         }
         self.frontend.drain();
+        // Jobs that run are let finish like other requests; the others wait for the next start.
+        tokio::join!(self.jobs.drain(), self.batches.drain());
         while self.frontend.requests().await > 0 {
             tokio::time::sleep(DRAIN_PAUSE).await;
         }
         self.agent.drain().await;
+    }
+
+    /// Where requests go that are answered later.
+    pub(crate) fn later(&self) -> Later {
+        Later { jobs: Some(self.jobs.clone()), batches: Some(self.batches.clone()) }
     }
 
     async fn refresh(&self) {
@@ -432,6 +444,10 @@ impl AdminBackend for Backend {
 
     fn refresh_metrics(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(self.0.refresh())
+    }
+
+    fn jobs(&self) -> Option<Jobs> {
+        Some(self.0.jobs.clone())
     }
 
     fn events(&self) -> Arc<EventLog> {

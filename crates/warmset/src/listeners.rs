@@ -1,14 +1,35 @@
 //! The two HTTP listeners: inference for everybody, administration for this machine.
 
-use crate::{admin_backend::Server, config::Config};
+use crate::{admin_backend::Server, config::Config, machine};
+use axum::Router;
 use std::{io, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use warmset_gateway::{
     admin::AdminAccess,
+    frontend::Frontend,
     openai::{ApiConfig, ReadyProbe},
-    router, server,
+    router::{self, Later},
+    server,
     server::ServerConfig,
 };
+
+/// Open files that are no callers' connections.
+const FILES_BESIDE_CONNECTIONS: u64 = 1024;
+
+/// The largest body of a request.
+pub(crate) fn body_bytes_max(config: &Config) -> usize {
+    let configured = config.gateway.max_body_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    configured.unwrap_or_else(|| ApiConfig::default().body_bytes_max)
+}
+
+/// The inference routes; those that answer jobs accept none.
+pub(crate) fn inference(config: &Config, frontend: Frontend, ready: ReadyProbe, later: Later) -> Router {
+    let mut api = ApiConfig { body_bytes_max: body_bytes_max(config), ..ApiConfig::default() };
+    if let Some(timeout) = config.gateway.first_byte_timeout {
+        api.patience = timeout;
+    }
+    router::inference_router(frontend, api, ready, later)
+}
 
 /// Starts both. What is returned completes when both have ended.
 pub(crate) fn start(
@@ -19,17 +40,13 @@ pub(crate) fn start(
     drain_timeout: Duration,
     ready: ReadyProbe,
 ) -> impl Future<Output = ()> + use<> {
-    let mut api = ApiConfig::default();
-    if let Some(bytes) = config.gateway.max_body_bytes {
-        api.body_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
-    }
-    if let Some(timeout) = config.gateway.first_byte_timeout {
-        api.patience = timeout;
-    }
     let frontend = server.frontend.clone();
-    let inference = router::inference_router(frontend.clone(), api, ready);
+    let inference = inference(config, frontend.clone(), ready, server.later());
     let admin = router::admin_router(frontend, Arc::new(server.backend()), AdminAccess::default());
-    let limits = ServerConfig { drain_timeout, ..ServerConfig::default() };
+    let default = ServerConfig::default();
+    let connections_max = config.gateway.connections_max.map_or(default.connections_max, |count| count as usize);
+    machine::raise_open_files(connections_max as u64 + FILES_BESIDE_CONNECTIONS);
+    let limits = ServerConfig { drain_timeout, connections_max, ..default };
     let serve = |listener, router, limits, mut stopped: watch::Receiver<bool>| -> JoinHandle<io::Result<()>> {
         tokio::spawn(server::serve(listener, router, limits, async move {
             // A sender that is gone means the same.

@@ -1,5 +1,6 @@
 //! What this machine has: memory and cores, as far as the control groups allow.
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::path::Path;
 use warmset_core::Bytes;
 
@@ -62,6 +63,23 @@ fn group_limit(root: &Path, groups: &str) -> Option<Bytes> {
         }
     }
     tightest
+}
+
+/// Lets this process open so many files, as far as it may. Every connection is one.
+pub(crate) fn raise_open_files(wanted: u64) {
+    let mut limit = getrlimit(Resource::Nofile);
+    let current = limit.current.unwrap_or(u64::MAX);
+    if current >= wanted {
+        return;
+    }
+    let allowed = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    limit.current = Some(allowed.max(current));
+    let raised = setrlimit(Resource::Nofile, limit);
+    if raised.is_err() || allowed < wanted {
+        tracing::warn!(
+            "only {allowed} files may be open, {wanted} may be needed: raise the limit (ulimit -n), or lower connections_max"
+        );
+    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod admin_backend;
 mod alone;
 mod facts;
 mod fetch_events;
+mod job_store;
 mod link;
 mod listeners;
 mod readiness;

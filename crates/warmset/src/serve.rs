@@ -7,6 +7,7 @@ use crate::{
     config::{self, Config},
     data::{DataLock, Locked},
     facts::{self, Listeners},
+    job_store::{CatalogBatches, CatalogJobs},
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
     readiness,
@@ -29,9 +30,12 @@ use tokio::{
 use warmset_core::{PoolName, WorkerId};
 use warmset_gateway::{
     admin::EventLog,
+    batches::{Batches, BatchesConfig},
     clock::Clock,
     frontend::{Frontend, FrontendConfig},
+    jobs::Jobs,
     metrics::Metrics,
+    router::Later,
 };
 use warmset_worker::{Agent, AgentConfig, AgentHandle};
 
@@ -178,12 +182,15 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         ..FrontendConfig::default()
     };
     let frontend = Frontend::start(config, Arc::new(Metrics::default()))?;
+    let later = later(plan, &repository, root, &frontend, clock)?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());
     let server = Arc::new(Server {
         repository: repository.clone(),
         artifacts,
         agent: agent.clone(),
         frontend: frontend.clone(),
+        jobs: later.0,
+        batches: later.1,
         events: Arc::new(EventLog::default()),
         worker: WORKER,
         worker_type: plan.worker_type.clone(),
@@ -208,7 +215,38 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
     // First the time: what is remembered is weighed by it.
     clockwork::follow(server.agent.clone());
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
+    resume(&server).await;
     Ok(server)
+}
+
+/// Jobs and batches, which rest until their models are known.
+fn later(
+    plan: &Plan,
+    repository: &Repository,
+    root: &Path,
+    frontend: &Frontend,
+    clock: Clock,
+) -> Result<(Jobs, Batches)> {
+    let answering = crate::listeners::inference(&plan.config, frontend.clone(), Arc::new(|| Ok(())), Later::default());
+    let store = Arc::new(CatalogJobs(repository.catalog.clone()));
+    let jobs = Jobs::start(store, answering.clone(), settings::jobs_config(&plan.config, clock));
+    let directory = root.join("files");
+    let line_bytes_max = crate::listeners::body_bytes_max(&plan.config);
+    let config = BatchesConfig { line_bytes_max, ..BatchesConfig::new(directory.clone()) };
+    let store = Arc::new(CatalogBatches(repository.catalog.clone()));
+    let batches = Batches::new(store, frontend.clone(), answering, config);
+    Ok((jobs, batches.with_context(|| format!("cannot use {}", directory.display()))?))
+}
+
+/// Takes up what the last server left, now that its models are known. A catalog that cannot say stops nothing else.
+async fn resume(server: &Server) {
+    let jobs = server.jobs.resume().await.map_err(|error| error.to_string());
+    let batches = server.batches.resume().await.map_err(|error| error.to_string());
+    match (jobs, batches) {
+        (Ok(0), Ok(0)) => {}
+        (Ok(jobs), Ok(batches)) => tracing::info!(jobs, batches, "what the last server left goes on"),
+        (Err(error), _) | (_, Err(error)) => tracing::warn!("what the last server left is not known: {error}"),
+    }
 }
 
 async fn start_worker(

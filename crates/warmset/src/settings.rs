@@ -13,8 +13,10 @@ use warmset_core::{
     forecast::Parts,
     gateway,
     gateway::Route,
+    jobs::JobLimits,
     worker::{self, ModelSpec},
 };
+use warmset_gateway::{clock::Clock, jobs::JobsConfig};
 use warmset_worker::ModelConfig;
 
 const CONCURRENT_LOADS: u32 = 2;
@@ -126,6 +128,18 @@ pub(crate) fn gateway_settings(config: &Config) -> gateway::Settings {
     gateway::Settings {
         queue_limit: config.gateway.queue_limit.unwrap_or(default.queue_limit),
         queue_limit_per_model: config.gateway.queue_limit_per_model.unwrap_or(default.queue_limit_per_model),
+        ..default
+    }
+}
+
+/// How jobs are kept and run.
+pub(crate) fn jobs_config(config: &Config, clock: Clock) -> JobsConfig {
+    let default = JobsConfig::default();
+    let unfinished_max = config.gateway.jobs_max.map_or(default.limits.unfinished_max, u64::from);
+    JobsConfig {
+        limits: JobLimits { unfinished_max, ..default.limits },
+        time_to_live: config.gateway.job_time_to_live.unwrap_or(default.time_to_live),
+        clock,
         ..default
     }
 }

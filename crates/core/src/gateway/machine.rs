@@ -73,7 +73,7 @@ pub(super) struct Model {
     pub(super) route: Route,
     /// Kept only until its last request has ended.
     pub(super) forgotten: bool,
-    pub(super) queue: Queue,
+    pub(super) queue: Queue<RequestId>,
     /// Requests at workers.
     pub(super) in_flight: u32,
     /// Those of them that are not critical.
@@ -435,7 +435,7 @@ impl Gateway {
     fn enter_queue(&mut self, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
         let Some(model) = self.models.get_mut(&request.digest) else { return };
-        let waiting = Waiting { request: id, arrived: request.arrived };
+        let waiting = Waiting { id, arrived: request.arrived };
         model.queue.insert(request.class, request.sequence, waiting);
         self.waiting[class_index(request.class)] += 1;
     }

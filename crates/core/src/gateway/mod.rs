@@ -9,7 +9,7 @@ mod machine;
 #[cfg(test)]
 mod properties;
 mod protocol;
-mod queue;
+pub(crate) mod queue;
 #[cfg(test)]
 mod tests;
 

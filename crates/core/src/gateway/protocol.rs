@@ -17,6 +17,8 @@ pub enum ColdPolicy {
     Wait,
     /// A refusal with an honest hint, while the load begins.
     Reject,
+    /// A job to come back for, where jobs are kept; a stream, which says what it waits for, waits.
+    Async,
 }
 
 /// What a gateway must know of one digest to admit requests for it.

@@ -1,28 +1,32 @@
-//! Requests that wait for one model: first by class, which improves with waiting, then in order of arrival.
+//! What waits for one model (requests, and jobs before they become requests): first by class, which improves with
+//! waiting, then in order of arrival.
 
-use crate::{
-    ids::{Priority, RequestId},
-    time::Instant,
-};
+use crate::{ids::Priority, time::Instant};
 use alloc::collections::{BTreeMap, btree_map};
 use core::{iter::Peekable, time::Duration};
 
 /// A waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Waiting {
-    pub(super) request: RequestId,
-    pub(super) arrived: Instant,
+pub(crate) struct Waiting<Id> {
+    pub(crate) id: Id,
+    pub(crate) arrived: Instant,
 }
 
 /// One line per class. Within a line, order of arrival is also order of importance, since all age alike: the best
 /// candidate is always the head of one of the lines.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    lines: [BTreeMap<u64, Waiting>; 3],
+#[derive(Debug)]
+pub(crate) struct Queue<Id> {
+    lines: [BTreeMap<u64, Waiting<Id>>; 3],
+}
+
+impl<Id> Default for Queue<Id> {
+    fn default() -> Self {
+        Self { lines: Default::default() }
+    }
 }
 
 /// Where a class's line is.
-pub(super) fn class_index(class: Priority) -> usize {
+pub(crate) fn class_index(class: Priority) -> usize {
     match class {
         Priority::Critical => 0,
         Priority::Standard => 1,
@@ -31,66 +35,66 @@ pub(super) fn class_index(class: Priority) -> usize {
 }
 
 /// The class as it counts after waiting: one better for every `aging` passed.
-fn aged_class(class: usize, waited: Duration, aging: Duration) -> usize {
+pub(crate) fn aged_class(class: usize, waited: Duration, aging: Duration) -> usize {
     let steps = waited.as_nanos().checked_div(aging.as_nanos()).unwrap_or(0);
     class.saturating_sub(usize::try_from(steps).unwrap_or(usize::MAX))
 }
 
-impl Queue {
-    pub(super) fn insert(&mut self, class: Priority, sequence: u64, waiting: Waiting) {
+impl<Id: Copy + PartialEq> Queue<Id> {
+    pub(crate) fn insert(&mut self, class: Priority, sequence: u64, waiting: Waiting<Id>) {
         self.lines[class_index(class)].insert(sequence, waiting);
     }
 
-    pub(super) fn remove(&mut self, class: Priority, sequence: u64) -> Option<Waiting> {
+    pub(crate) fn remove(&mut self, class: Priority, sequence: u64) -> Option<Waiting<Id>> {
         self.lines[class_index(class)].remove(&sequence)
     }
 
-    pub(super) fn contains(&self, class: Priority, sequence: u64, request: RequestId) -> bool {
-        self.lines[class_index(class)].get(&sequence).is_some_and(|waiting| waiting.request == request)
+    pub(crate) fn contains(&self, class: Priority, sequence: u64, id: Id) -> bool {
+        self.lines[class_index(class)].get(&sequence).is_some_and(|waiting| waiting.id == id)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lines.iter().map(BTreeMap::len).sum()
     }
 
-    pub(super) fn len_of(&self, class: Priority) -> usize {
+    pub(crate) fn len_of(&self, class: Priority) -> usize {
         self.lines[class_index(class)].len()
     }
 
-    /// The request to run next; with `critical_only`, the next critical one, however old the others are: a reserved
+    /// Whom to run next; with `critical_only`, the next critical one, however old the others are: a reserved
     /// slot stays reserved.
-    pub(super) fn next(&self, now: Instant, aging: Duration, critical_only: bool) -> Option<RequestId> {
+    pub(crate) fn next(&self, now: Instant, aging: Duration, critical_only: bool) -> Option<Id> {
         let lines = if critical_only { &self.lines[..1] } else { &self.lines[..] };
         let heads = lines.iter().enumerate().filter_map(|(class, line)| {
             let (sequence, waiting) = line.first_key_value()?;
-            Some(((aged_class(class, now.since(waiting.arrived), aging), *sequence), waiting.request))
+            Some(((aged_class(class, now.since(waiting.arrived), aging), *sequence), waiting.id))
         });
         heads.min_by_key(|(key, _)| *key).map(|(_, request)| request)
     }
 
     /// All of them in the order in which they would run if no reserve were kept.
-    pub(super) fn in_order(&self, now: Instant, aging: Duration) -> InOrder<'_> {
+    pub(crate) fn in_order(&self, now: Instant, aging: Duration) -> InOrder<'_, Id> {
         InOrder { lines: self.lines.each_ref().map(|line| line.iter().peekable()), now, aging }
     }
 }
 
 /// A merge of the three lines.
-pub(super) struct InOrder<'a> {
-    lines: [Peekable<btree_map::Iter<'a, u64, Waiting>>; 3],
+pub(crate) struct InOrder<'a, Id> {
+    lines: [Peekable<btree_map::Iter<'a, u64, Waiting<Id>>>; 3],
     now: Instant,
     aging: Duration,
 }
 
-impl Iterator for InOrder<'_> {
-    type Item = RequestId;
+impl<Id: Copy> Iterator for InOrder<'_, Id> {
+    type Item = Id;
 
-    fn next(&mut self) -> Option<RequestId> {
+    fn next(&mut self) -> Option<Id> {
         let (now, aging) = (self.now, self.aging);
         let heads = self.lines.iter_mut().enumerate().filter_map(|(class, line)| {
             let (sequence, waiting) = line.peek()?;
             Some((aged_class(class, now.since(waiting.arrived), aging), **sequence, class))
         });
         let (_, _, class) = heads.min()?;
-        self.lines[class].next().map(|(_, waiting)| waiting.request)
+        self.lines[class].next().map(|(_, waiting)| waiting.id)
     }
 }

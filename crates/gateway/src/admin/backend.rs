@@ -1,6 +1,7 @@
 //! What the admin routes ask of the rest of the program. The binary implements it over catalog, store and worker.
 
 use super::events::EventLog;
+use crate::jobs::Jobs;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::sync::Arc;
@@ -78,6 +79,10 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn drain(&self) -> AdminFuture<'_>;
     /// Brings the gauges that follow from the ledger up to date before a scrape.
     fn refresh_metrics(&self) -> BoxFuture<'_, ()>;
+    /// Requests that are answered later, if there are any.
+    fn jobs(&self) -> Option<Jobs> {
+        None
+    }
     /// What happened, for `GET /admin/v1/events`.
     fn events(&self) -> Arc<EventLog>;
 }

@@ -36,6 +36,16 @@ pub(crate) enum Route {
     Text,
 }
 
+impl Route {
+    /// Where it is.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Text => "/v1/completions",
+        }
+    }
+}
+
 /// A generation as asked for.
 #[derive(Debug)]
 pub(crate) struct Generation {

@@ -5,9 +5,10 @@ use crate::{
     directory::Entry,
     errors::{self, ApiError},
     frontend::{Frontend, Ticket, Update},
+    jobs::Errand,
     metrics::{RequestEnd, UNKNOWN_MODEL},
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -19,10 +20,10 @@ use warmset_core::{
     worker::StartKind,
 };
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("warmset-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("warmset-request-id");
 const OPENAI_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const MODEL_DIGEST: HeaderName = HeaderName::from_static("warmset-model-digest");
-const START: HeaderName = HeaderName::from_static("warmset-start");
+pub(crate) const MODEL_DIGEST: HeaderName = HeaderName::from_static("warmset-model-digest");
+pub(crate) const START: HeaderName = HeaderName::from_static("warmset-start");
 const WORKER: HeaderName = HeaderName::from_static("warmset-worker");
 
 /// What is counted of one call. Dropped without an outcome, the caller went away.
@@ -40,10 +41,13 @@ pub(crate) struct Call {
     start_seconds: f64,
     first_token_seen: bool,
     outcome: Option<&'static str>,
+    /// There if no connection sent it.
+    pub(crate) errand: Option<Errand>,
 }
 
 impl Call {
-    pub(crate) fn new(frontend: &Frontend) -> Self {
+    /// A call with what came along with its request.
+    pub(crate) fn new(frontend: &Frontend, extensions: &Extensions) -> Self {
         let clock = frontend.clock();
         Self {
             frontend: frontend.clone(),
@@ -57,6 +61,7 @@ impl Call {
             start_seconds: 0.0,
             first_token_seen: false,
             outcome: None,
+            errand: extensions.get().cloned(),
         }
     }
 
@@ -111,6 +116,11 @@ impl Call {
         self.outcome = Some(error.outcome());
     }
 
+    /// The call became a job, which is counted when it runs.
+    pub(crate) fn deferred(&mut self) {
+        self.outcome = Some("accepted");
+    }
+
     fn seconds(&self) -> f64 {
         self.clock.now().since(self.arrived).as_secs_f64()
     }
@@ -118,10 +128,19 @@ impl Call {
     /// The headers that say which model and worker answered, and how it was found. Before an engine began, a model
     /// that is ready will be found warm, any other one cold.
     pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
+        self.write_request_id(headers);
+        self.write_model(headers);
+    }
+
+    /// The header that names the call.
+    pub(crate) fn write_request_id(&self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::from_str(&self.name) {
             headers.insert(REQUEST_ID, value.clone());
             headers.insert(OPENAI_REQUEST_ID, value);
         }
+    }
+
+    fn write_model(&self, headers: &mut HeaderMap) {
         let Some(entry) = &self.entry else { return };
         if let Ok(value) = HeaderValue::from_str(&entry.route.digest.to_string()) {
             headers.insert(MODEL_DIGEST, value);
@@ -165,12 +184,14 @@ pub(crate) struct Answers {
     /// Updates looked at before the response began.
     looked_at: VecDeque<(usize, Update)>,
     turn: usize,
+    errand: Option<Errand>,
 }
 
 impl Answers {
-    pub(crate) fn new(tickets: Vec<Ticket>) -> Self {
+    /// The answers to these requests; whoever waits for an errand hears how far they are.
+    pub(crate) fn new(tickets: Vec<Ticket>, errand: Option<Errand>) -> Self {
         let ended = vec![false; tickets.len()];
-        Self { tickets, ended, looked_at: VecDeque::new(), turn: 0 }
+        Self { tickets, ended, looked_at: VecDeque::new(), turn: 0, errand }
     }
 
     /// How many requests there are.
@@ -220,6 +241,9 @@ impl Answers {
             if let Poll::Ready(update) = self.tickets[index].poll_update(context) {
                 self.ended[index] = update.is_last();
                 self.turn = index + 1;
+                if let Some(errand) = &self.errand {
+                    errand.hear(&update);
+                }
                 return Poll::Ready((index, update));
             }
         }

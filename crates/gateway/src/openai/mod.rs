@@ -14,6 +14,8 @@ use crate::{
     directory::Entry,
     errors::ApiError,
     frontend::{Frontend, Submission, Update},
+    jobs::{self, Deferral},
+    router::Later,
 };
 use ask::{Embedding, Generation, Route, Tier};
 use axum::{
@@ -23,14 +25,19 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use call::{Answers, Call, reply_of};
+use call::{Answers, reply_of};
+pub(crate) use call::{Call, MODEL_DIGEST, REQUEST_ID, START};
 use dialect::{Collected, Encoder};
+pub(crate) use fields::Fields;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use objects::{Completions, Envelope};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use stream::EventStream;
-use warmset_core::inference::{Reply, Usage, Work};
+use warmset_core::{
+    Priority,
+    inference::{Reply, Usage, Work},
+};
 
 /// Bodies from this size on are parsed off the threads that serve connections.
 const PARSE_ASIDE_BYTES: usize = 256 << 10;
@@ -71,6 +78,8 @@ pub(crate) struct Api {
     pub(crate) frontend: Frontend,
     pub(crate) config: Arc<ApiConfig>,
     pub(crate) ready: ReadyProbe,
+    /// Where requests go that are answered later; nowhere for the router that answers those.
+    pub(crate) later: Later,
 }
 
 pub(crate) async fn chat_completions(State(api): State<Api>, request: Request) -> Response {
@@ -82,20 +91,26 @@ pub(crate) async fn completions(State(api): State<Api>, request: Request) -> Res
 }
 
 async fn generate(api: Api, route: Route, request: Request) -> Response {
-    let mut call = Call::new(&api.frontend);
+    let mut call = Call::new(&api.frontend, request.extensions());
     let headers = request.headers().clone();
     let asked = async {
         let body = read_body(&api.config, request).await?;
-        parse_aside(body, move |body| ask::generation(route, body)).await
-    };
-    let submitted = async {
-        let mut asked = asked.await?;
+        let asked = parse_aside(body.clone(), move |body| ask::generation(route, body)).await?;
         let entry = resolve(&api, &mut call, &asked.model, &headers).await?;
-        let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (asked.tier, &headers));
-        Ok((asked, entry, answers))
+        Ok((body, asked, entry))
     };
-    match submitted.await {
-        Ok((asked, entry, answers)) => {
+    match asked.await {
+        Ok((body, mut asked, entry)) => {
+            // A stream says itself what it waits for.
+            let class = class_of(&call, &entry, asked.tier);
+            let (headers, model) = (&headers, asked.model.as_str());
+            let deferral = Deferral { route: route.path(), headers, body: &body, model, entry: &entry, class };
+            if !asked.stream
+                && let Some(response) = jobs::defer(&api, &mut call, deferral).await
+            {
+                return response;
+            }
+            let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, headers));
             let encoder = encoder(route, &asked, &entry, &call);
             if asked.stream {
                 stream_response(&api, call, answers, encoder, asked.choices).await
@@ -108,20 +123,25 @@ async fn generate(api: Api, route: Route, request: Request) -> Response {
 }
 
 pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Response {
-    let mut call = Call::new(&api.frontend);
+    let mut call = Call::new(&api.frontend, request.extensions());
     let headers = request.headers().clone();
     let asked = async {
         let body = read_body(&api.config, request).await?;
-        parse_aside(body, ask::embedding).await
-    };
-    let submitted = async {
-        let asked = asked.await?;
+        let asked = parse_aside(body.clone(), ask::embedding).await?;
         let entry = resolve(&api, &mut call, &asked.model, &headers).await?;
-        let answers = submit(&api, &call, &entry, vec![asked.work.clone()], (asked.tier, &headers));
-        Ok((asked, answers))
+        Ok((body, asked, entry))
     };
-    let embedded = match submitted.await {
-        Ok((asked, mut answers)) => embed(&mut call, &mut answers, &asked).await,
+    let embedded = match asked.await {
+        Ok((body, asked, entry)) => {
+            let class = class_of(&call, &entry, asked.tier);
+            let (headers, model, route) = (&headers, asked.model.as_str(), "/v1/embeddings");
+            let deferral = Deferral { route, headers, body: &body, model, entry: &entry, class };
+            if let Some(response) = jobs::defer(&api, &mut call, deferral).await {
+                return response;
+            }
+            let mut answers = submit(&api, &call, &entry, vec![asked.work.clone()], (class, headers));
+            embed(&mut call, &mut answers, &asked).await
+        }
         Err(error) => Err(error),
     };
     match embedded {
@@ -181,7 +201,7 @@ fn model_object(api: &Api, entry: &Entry, name: &str) -> serde_json::Value {
 }
 
 /// Reads a body within its limits. Nothing is read of one that says itself that it is too large.
-async fn read_body(config: &ApiConfig, request: Request) -> Result<Bytes, ApiError> {
+pub(crate) async fn read_body(config: &ApiConfig, request: Request) -> Result<Bytes, ApiError> {
     if !is_json(request.headers()) {
         return Err(ApiError::not_json());
     }
@@ -224,20 +244,19 @@ async fn resolve(api: &Api, call: &mut Call, model: &str, headers: &HeaderMap) -
     Ok(entry)
 }
 
-fn submit(
-    api: &Api,
-    call: &Call,
-    entry: &Entry,
-    jobs: Vec<Work>,
-    (tier, headers): (Option<Tier>, &HeaderMap),
-) -> Answers {
-    let class = tier.map_or(entry.route.priority, Tier::class);
-    let patience = patience(&api.config, headers);
+fn submit(api: &Api, call: &Call, entry: &Entry, jobs: Vec<Work>, (class, headers): (Priority, &HeaderMap)) -> Answers {
+    let patience = call.errand.as_ref().map_or_else(|| patience(&api.config, headers), |errand| errand.patience);
     let tickets = jobs.into_iter().map(|work| {
         let (tenant, digest) = (call.tenant.clone(), entry.route.digest);
         api.frontend.submit(Submission { tenant, digest, class, patience, work })
     });
-    Answers::new(tickets.collect())
+    Answers::new(tickets.collect(), call.errand.clone())
+}
+
+/// The class of a request: what an errand wants, what its tier says, or its model's.
+fn class_of(call: &Call, entry: &Entry, tier: Option<Tier>) -> Priority {
+    let wanted = call.errand.as_ref().and_then(|errand| errand.class);
+    wanted.unwrap_or_else(|| tier.map_or(entry.route.priority, Tier::class))
 }
 
 /// OpenAI's clients say how long they wait; an answer that begins later reaches nobody.

@@ -19,7 +19,7 @@ use warmset_gateway::{
     link::{Assignment, WorkerLink},
     metrics::Metrics,
     openai::ApiConfig,
-    router::inference_router,
+    router::{Later, inference_router},
     server::{ServerConfig, serve},
 };
 
@@ -142,7 +142,7 @@ impl Harness {
         frontend.check().await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = inference_router(frontend.clone(), setup.api, Arc::new(|| Ok(())));
+        let router = inference_router(frontend.clone(), setup.api, Arc::new(|| Ok(())), Later::default());
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async move {
             let _ = stopped.await;

@@ -47,6 +47,9 @@ pub(crate) enum Command {
     /// Add, list, pin, load, measure and remove models
     #[command(subcommand)]
     Model(ModelCommand),
+    /// List, show and cancel requests that are answered later
+    #[command(subcommand)]
+    Jobs(JobsCommand),
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
     /// Check this machine, the data directory and the server
@@ -228,6 +231,28 @@ pub(crate) enum AliasCommand {
     List,
 }
 
+/// `warmset jobs ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobsCommand {
+    /// List jobs, the newest first
+    #[command(visible_alias = "ls")]
+    List {
+        /// How many
+        #[arg(long, short = 'n', default_value_t = 100)]
+        limit: u64,
+    },
+    /// Show a job with its answer
+    Show {
+        /// Its name, job_...
+        job: String,
+    },
+    /// Take a job back
+    Cancel {
+        /// Its name, job_...
+        job: String,
+    },
+}
+
 /// `warmset model add`
 #[derive(Debug, Args)]
 pub(crate) struct AddArguments {
@@ -265,7 +290,7 @@ pub(crate) struct AddArguments {
     /// The most memory its process may take
     #[arg(long, value_name = "SIZE", value_parser = parse_cap)]
     memory_cap: Option<Bytes>,
-    /// What callers get while it is cold: wait or reject
+    /// What callers get while it is cold: wait, reject, or async for a job
     #[arg(long, value_parser = parse_cold)]
     cold: Option<ColdPolicy>,
     /// Part of the memory it lives in

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod doctor;
+mod jobs;
 mod model;
 mod place;
 mod run;
@@ -59,6 +60,10 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Model(command) => {
             start_log("error");
             done(runtime()?.block_on(model::run(command, &global, output)))
+        }
+        Command::Jobs(command) => {
+            start_log("error");
+            done(runtime()?.block_on(jobs::run(command, &global, output)))
         }
         Command::Run(arguments) => {
             start_log("error");

@@ -24,6 +24,10 @@ const MODELS_MAX: usize = 10_000;
 const DEVICES_MAX: usize = 64;
 /// Parts the memory may be cut into.
 const SLICES_MAX: usize = 64;
+/// Connections that may be open.
+const CONNECTIONS_MAX: u32 = 1_000_000;
+/// Jobs that may wait.
+const JOBS_MAX: u32 = 20_000;
 /// Tokens one sequence may hold.
 pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 24;
 
@@ -48,6 +52,9 @@ pub(crate) struct GatewayOptions {
     pub(crate) queue_limit: Option<u32>,
     pub(crate) queue_limit_per_model: Option<u32>,
     pub(crate) first_byte_timeout: Option<Duration>,
+    pub(crate) connections_max: Option<u32>,
+    pub(crate) jobs_max: Option<u32>,
+    pub(crate) job_time_to_live: Option<Duration>,
     pub(crate) drain_timeout: Option<Duration>,
 }
 
@@ -150,6 +157,9 @@ fn read_gateway(reader: &mut Reader<'_>, mut section: Section<'_>) -> GatewayOpt
         queue_limit: section.take(reader, "queue_limit", reader::integer(1, u32::MAX)),
         queue_limit_per_model: section.take(reader, "queue_limit_per_model", reader::integer(1, u32::MAX)),
         first_byte_timeout: section.take(reader, "first_byte_timeout", reader::positive_duration),
+        connections_max: section.take(reader, "connections_max", reader::integer(1, CONNECTIONS_MAX)),
+        jobs_max: section.take(reader, "jobs_max", reader::integer(0, JOBS_MAX)),
+        job_time_to_live: section.take(reader, "job_time_to_live", reader::positive_duration),
         drain_timeout: section.take(reader, "drain_timeout", reader::duration),
     };
     section.finish(reader);

@@ -10,6 +10,14 @@ fn problems(text: &str) -> Vec<(usize, String)> {
 }
 
 #[test]
+fn limits_of_what_waits_are_read() {
+    let config = parse("[gateway]\nconnections_max = 100\njobs_max = 7\njob_time_to_live = \"1h\"").unwrap();
+    assert_eq!((config.gateway.connections_max, config.gateway.jobs_max), (Some(100), Some(7)));
+    assert_eq!(config.gateway.job_time_to_live, Some(Duration::from_secs(3600)));
+    assert_eq!(problems("[gateway]\njobs_max = 20001").len(), 1);
+}
+
+#[test]
 fn every_key_is_read() {
     let config = parse(
         r#"

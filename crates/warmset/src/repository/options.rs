@@ -165,7 +165,8 @@ pub(crate) fn parse_cold(text: &str) -> Result<ColdPolicy, String> {
     match text {
         "wait" => Ok(ColdPolicy::Wait),
         "reject" => Ok(ColdPolicy::Reject),
-        _ => Err(format!("{text:?} is not a policy for cold models: use wait or reject")),
+        "async" => Ok(ColdPolicy::Async),
+        _ => Err(format!("{text:?} is not a policy for cold models: use wait, reject or async")),
     }
 }
 
