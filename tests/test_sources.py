@@ -248,3 +248,54 @@ def test_an_object_of_s3_is_fetched_with_credentials_as_aws_tools_find_them(tmp_
         assert again["digest"] == added["digest"]
         missing = run_command(["model", "add", "b", "s3://bucket/absent.gguf", *place], check=False, env={**common, "AWS_PROFILE": "other"})
         assert missing.returncode == 1 and "404" in missing.stderr, missing.stderr
+
+
+def test_what_ollama_has_is_listed_and_added(tmp_path, models):
+    store = tmp_path / "ollama"
+    (store / "blobs").mkdir(parents=True)
+    for name, path in {"smollm2/135m": models["q4_0"], "smollm2/135m-q8": models["q8_0"]}.items():
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        (store / "blobs" / f"sha256-{digest}").write_bytes(path.read_bytes())
+        manifest = store / "manifests/registry.ollama.ai/library" / name
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        kinds = {"model": (digest, path.stat().st_size), "params": ("0" * 64, 1)}
+        layers = [{"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{found}", "size": size}
+                  for kind, (found, size) in kinds.items()]
+        manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    listed = json.loads(run_command(["import", "ollama", str(store), "--json"]).stdout)["models"]
+    assert [(model["name"], model["left_behind"]) for model in listed] == [("smollm2:135m", ["params"]), ("smollm2:135m-q8", ["params"])]
+    place, environment = ["--data", str(tmp_path / "data"), "--json"], {"OLLAMA_MODELS": str(store)}
+    result = run_command(["import", "ollama", "--all", *place], env=environment)
+    assert [model["name"] for model in json.loads(result.stdout)["added"]] == ["smollm2:135m", "smollm2:135m-q8"]
+    assert "params" in result.stderr
+    absent = run_command(["import", "ollama", "--add", "absent", *place], env=environment, check=False)
+    assert absent.returncode == 1 and "absent" in absent.stderr
+
+
+def test_a_llama_swap_configuration_is_taken_over(tmp_path, pool, models):
+    """What comes out is a configuration that a server starts with."""
+    source = tmp_path / "config.yaml"
+    source.write_text(f"""
+macros:
+  server: /usr/bin/llama-server --port ${{PORT}} --ctx-size 4096
+groups:
+  all: {{ members: [small, big] }}
+models:
+  small:
+    cmd: |
+      ${{server}} --model {models["q4_0"]}
+    aliases: [tiny]
+    ttl: 60
+  big:
+    cmd: ${{server}} --model {models["q4_1"]}
+""")
+    target = tmp_path / "warmset.toml"
+    result = run_command(["import", "llama-swap", str(source), "--to", str(target)])
+    assert "groups" in result.stderr and str(target) in result.stdout
+    again = run_command(["import", "llama-swap", str(source), "--to", str(target)], check=False)
+    assert again.returncode == 1, "nothing is written over"
+    server = warmset.Server(tmp_path / "server", "800MiB", "128MiB", target.read_text())
+    with server:
+        listed = server.cli_json("model", "list")["models"]
+        assert [(m["name"], m["engine"], m["aliases"], m["keep_alive_seconds"]) for m in listed] == [
+            ("big", "command", [], None), ("small", "command", ["tiny"], 60.0)]

@@ -5,6 +5,7 @@ use crate::{
     link::StoredArtifacts,
     profile,
     promotion::{PromoteOptions, Promotions},
+    reload::Configured,
     repository::{
         Added, ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
     },
@@ -65,6 +66,7 @@ pub(crate) struct Server {
     pub(crate) draining: AtomicBool,
     /// Names that are changing their meaning.
     pub(crate) promotions: Arc<Promotions>,
+    pub(crate) configured: Configured,
 }
 
 impl Server {
@@ -440,6 +442,10 @@ impl AdminBackend for Backend {
         let server = self.0.clone();
         tokio::spawn(async move { server.drain_all().await });
         answer(async { Ok(json!({ "draining": true })) })
+    }
+
+    fn reload(&self) -> AdminFuture<'_> {
+        answer(self.0.reload())
     }
 
     fn refresh_metrics(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {

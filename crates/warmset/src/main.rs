@@ -22,10 +22,12 @@ mod admin_backend;
 mod alone;
 mod facts;
 mod fetch_events;
+mod import;
 mod job_store;
 mod link;
 mod listeners;
 mod readiness;
+mod reload;
 mod serve;
 
 use std::process::ExitCode;

@@ -11,6 +11,7 @@ use crate::{
     link::{LocalLink, StoredArtifacts},
     output::{self, Output},
     readiness,
+    reload::Configured,
     repository::{Repository, Runtimes},
     settings, warmth,
 };
@@ -48,6 +49,7 @@ const WORKER: WorkerId = WorkerId(0);
 /// Everything that a server is told.
 struct Plan {
     config: Config,
+    config_path: Option<PathBuf>,
     listen: SocketAddr,
     admin_listen: SocketAddr,
     settings: warmset_core::worker::Settings,
@@ -128,7 +130,15 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
         }
     })?;
     let worker_type = settings::worker_type(&config);
-    Ok(Plan { config, listen, admin_listen, settings, worker_type, record: arguments.record })
+    Ok(Plan {
+        config,
+        config_path: arguments.config,
+        listen,
+        admin_listen,
+        settings,
+        worker_type,
+        record: arguments.record,
+    })
 }
 
 async fn lock(data: &Path) -> Result<DataLock> {
@@ -201,6 +211,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         data: root.to_path_buf(),
         draining: AtomicBool::new(false),
         promotions: Arc::default(),
+        configured: Configured::new(plan.config_path.clone(), &plan.config),
     });
     server.publish().await?;
     frontend.worker_up(WORKER, Arc::new(LocalLink(agent.clone())));

@@ -77,6 +77,10 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn ledger(&self) -> AdminFuture<'_>;
     /// `POST /admin/v1/drain`: accept nothing new, finish what runs, unload everything.
     fn drain(&self) -> AdminFuture<'_>;
+    /// `POST /admin/v1/reload`: read the configuration again and change what has changed.
+    fn reload(&self) -> AdminFuture<'_> {
+        Box::pin(async { Err(AdminError::not_found("there is no configuration to read again")) })
+    }
     /// Brings the gauges that follow from the ledger up to date before a scrape.
     fn refresh_metrics(&self) -> BoxFuture<'_, ()>;
     /// Requests that are answered later, if there are any.

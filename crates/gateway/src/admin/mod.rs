@@ -160,6 +160,10 @@ pub(crate) async fn drain(State(state): State<AdminState>) -> Answer {
     answer(state.backend.drain()).await
 }
 
+pub(crate) async fn reload(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.reload()).await
+}
+
 /// Events as they happen, from the one after `?after=N` on; without it, from now on.
 pub(crate) async fn events(
     State(state): State<AdminState>,

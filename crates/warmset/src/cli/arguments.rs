@@ -52,6 +52,12 @@ pub(crate) enum Command {
     Jobs(JobsCommand),
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
+    /// Take over what other tools have
+    #[command(subcommand)]
+    Import(ImportCommand),
+    /// Administer a running server
+    #[command(subcommand)]
+    Admin(AdminCommand),
     /// Check this machine, the data directory and the server
     Doctor,
     /// Print a completion script for a shell
@@ -88,6 +94,37 @@ pub(crate) struct ServeArguments {
     /// Write every event of both machines into this directory, for replay
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
+}
+
+/// `warmset import ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImportCommand {
+    /// Turn a llama-swap configuration (YAML) into one of ours (TOML)
+    LlamaSwap {
+        /// The file
+        file: PathBuf,
+        /// Where to write it, a file that is not there yet [default: standard output]
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+    /// List the models that Ollama has on this machine, or add them
+    Ollama {
+        /// Ollama's directory [default: OLLAMA_MODELS, or where Ollama keeps its models]
+        directory: Option<PathBuf>,
+        /// Add this one
+        #[arg(long, value_name = "NAME")]
+        add: Vec<String>,
+        /// Add all of them
+        #[arg(long, conflicts_with = "add")]
+        all: bool,
+    },
+}
+
+/// `warmset admin ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum AdminCommand {
+    /// Read the configuration file again and change what has changed
+    Reload,
 }
 
 /// `warmset model ...`

@@ -1,7 +1,9 @@
 //! Commands: what was asked, where it is done, what is printed.
 
+mod admin;
 mod arguments;
 mod doctor;
+mod import;
 mod jobs;
 mod model;
 mod place;
@@ -68,6 +70,14 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Run(arguments) => {
             start_log("error");
             done(runtime()?.block_on(run::run(arguments, &global, output)))
+        }
+        Command::Import(command) => {
+            start_log("error");
+            done(runtime()?.block_on(import::run(command, &global, output)))
+        }
+        Command::Admin(command) => {
+            start_log("error");
+            done(runtime()?.block_on(admin::run(command, &global, output)))
         }
         Command::Doctor => {
             start_log("off");

@@ -121,7 +121,7 @@ fn server<'a>(place: &'a Place, what: &str) -> Result<&'a Client> {
     }
 }
 
-async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> Result<Value> {
+pub(super) async fn add_model(place: &Place, mut options: ModelOptions, output: Output) -> Result<Value> {
     parse_name(&options.name)?;
     refuse_directory(&options.source)?;
     match place {

@@ -1,5 +1,6 @@
 //! The models of one installation: catalog and artifact store kept in step, for the server and for commands alike.
 
+mod apply;
 mod document;
 mod fetching;
 mod options;
@@ -8,6 +9,7 @@ mod shape;
 mod take;
 mod versions;
 
+pub(crate) use apply::{Applied, Wish};
 pub(crate) use document::{expectation_json, measurement_json, model_json};
 pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
 pub(crate) use runtimes::{Runtimes, command_source};
@@ -39,7 +41,7 @@ pub(crate) struct Repository {
     pub(crate) runtimes: Runtimes,
     /// What is being fetched now.
     pub(crate) fetches: Fetches,
-    fetcher: Fetcher,
+    fetcher: std::sync::RwLock<Arc<Fetcher>>,
     shapes: Shapes,
     /// One change at a time: a file that is being added is not yet referenced and must not be removed.
     changes: Mutex<()>,
@@ -150,7 +152,7 @@ impl Repository {
             catalog,
             runtimes,
             fetches: Fetches::default(),
-            fetcher: Fetcher::new(sources, Environment::read()),
+            fetcher: std::sync::RwLock::new(Arc::new(Fetcher::new(sources, Environment::read()))),
             shapes: Shapes::default(),
             changes: Mutex::new(()),
         })
@@ -226,12 +228,19 @@ impl Repository {
         outcome
     }
 
+    /// Lets other limits hold for what is fetched from now on.
+    pub(crate) fn set_sources(&self, sources: warmset_source::Settings) {
+        let fetcher = Arc::new(Fetcher::new(sources, Environment::read()));
+        *self.fetcher.write().unwrap_or_else(PoisonError::into_inner) = fetcher;
+    }
+
     /// Brings what is on other machines here, and says where the rest is.
     async fn gather(&self, name: &str, wanted: &Wanted, trust: Trust, progress: &mut Progress) -> Result<Gathered> {
         let Some(location) = wanted.location() else { return Ok(Gathered::default()) };
         let fetch = self.fetches.begin(name, location.to_string());
         let mut told = fetch.follow(progress);
-        Ok(self.fetcher.gather(location, wanted.may_be_split(), trust, &self.store, &mut told).await?)
+        let fetcher = self.fetcher.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(fetcher.gather(location, wanted.may_be_split(), trust, &self.store, &mut told).await?)
     }
 
     /// Writes what was taken into the catalog.
