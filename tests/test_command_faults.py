@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -107,6 +108,8 @@ def test_a_command_that_never_serves_is_given_up_in_time_and_leaves_nothing(pool
     server = serve(pool, fault, runtime={"health_timeout": "2s"})
     text = failing_load(server)
     assert "within 2 s" in text and "${PORT}" in text and "crafted server begins" in text
+    port = int(re.search(r"127\.0\.0\.1:(\d+)", text)[1])
+    assert f"It listens on {port + (fault == 'wrong_port')};" in text, text
     wait_for(lambda: not tree(server), "nothing is left of it")
 
 

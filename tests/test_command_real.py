@@ -203,3 +203,15 @@ def test_memory_for_one_makes_two_take_turns_and_the_first_one_s_server_ends(poo
         client.completions.create(model=name, prompt="One", max_tokens=1)
         assert len(upstreams(server)) == 1, name
     assert server.metric("warmset_model_evictions_total", reason="memory") >= 2
+
+
+def test_log_probabilities_and_schemas_pass_through(server):
+    client = client_of(server)
+    question = [{"role": "user", "content": "Name a colour."}]
+    options = {"model": "chat", "messages": question, "max_tokens": 3, "temperature": 0}
+    answer = client.chat.completions.create(logprobs=True, top_logprobs=2, **options)
+    tokens = answer.choices[0].logprobs.content
+    assert len(tokens) == 3 and all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in tokens)
+    assert "".join(token.token for token in tokens) == answer.choices[0].message.content
+    text = client.completions.create(model="chat", prompt="One, two,", max_tokens=2, temperature=0, logprobs=1)
+    assert len(text.choices[0].logprobs.token_logprobs) == 2

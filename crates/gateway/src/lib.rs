@@ -11,6 +11,7 @@ pub mod directory;
 mod errors;
 pub mod frontend;
 pub mod jobs;
+pub mod latency;
 pub mod link;
 pub mod metrics;
 pub mod openai;

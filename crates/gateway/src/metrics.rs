@@ -1,5 +1,6 @@
 //! Every metric, with typed methods. Names are those of the contract; the tenant is a label on counters only.
 
+use crate::latency::Latencies;
 use prometheus_client::{
     encoding::{EncodeLabelSet, prometheus_text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -84,6 +85,8 @@ pub struct GatewayFigures {
     pub queue_depth: [u32; 3],
     /// Requests at a worker, per digest; all known digests are listed.
     pub running: Vec<(Digest, u32)>,
+    /// Requests that wait in the gateway, per digest that any wait for.
+    pub waiting: Vec<(Digest, u32)>,
 }
 
 /// All metrics of one process. Shared behind an `Arc`.
@@ -106,6 +109,7 @@ pub struct Metrics {
     tokens: Family<TokenLabels, Counter>,
     /// Loads that have begun to wait or run and have not ended, and since when.
     pending_loads: Mutex<BTreeMap<Digest, Instant>>,
+    latencies: Latencies,
 }
 
 impl fmt::Debug for Metrics {
@@ -146,6 +150,7 @@ impl Default for Metrics {
             running: Family::default(),
             tokens: Family::default(),
             pending_loads: Mutex::default(),
+            latencies: Latencies::default(),
         };
         metrics.register();
         metrics
@@ -181,14 +186,21 @@ impl Metrics {
         let labels = RequestLabels { model: model.clone(), outcome: end.outcome.to_owned(), start: start.clone() };
         self.requests.get_or_create(&labels).inc();
         if end.outcome == "ok" {
+            self.latencies.record_duration(end.model, end.start, seconds);
             self.durations.get_or_create(&TimeLabels { model, start }).observe(seconds);
         }
     }
 
     /// The first token of a request came `seconds` after the request.
     pub fn record_first_token(&self, model: &str, start: &str, seconds: f64) {
+        self.latencies.record_first_token(model, start, seconds);
         let labels = TimeLabels { model: model.to_owned(), start: start.to_owned() };
         self.first_tokens.get_or_create(&labels).observe(seconds);
+    }
+
+    /// Percentiles per model.
+    pub fn latencies(&self) -> &Latencies {
+        &self.latencies
     }
 
     /// A request was answered in full.
@@ -373,7 +385,14 @@ mod tests {
         metrics.record_first_token("m", "cold", 300.0);
         metrics.record_tokens("m", "t", Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 3 });
         metrics.record_routed("only");
-        metrics.set_gateway(&GatewayFigures { queue_depth: [1, 2, 3], running: vec![(Digest([1; 32]), 4)] }, &name);
+        metrics.set_gateway(
+            &GatewayFigures {
+                queue_depth: [1, 2, 3],
+                running: vec![(Digest([1; 32]), 4)],
+                ..GatewayFigures::default()
+            },
+            &name,
+        );
         let text = metrics.render(Instant::ZERO);
         for line in [
             "warmset_requests_total{model=\"m\",outcome=\"ok\",start=\"cold\"} 1\n",

@@ -162,9 +162,13 @@ impl RunLoop {
             }
             Message::WorkerDown { worker } => self.worker_down(worker),
             Message::Figures { answer } => {
-                let running = self.gateway.running().collect();
+                let running: Vec<(Digest, u32)> = self.gateway.running().collect();
+                let waiting = running.iter().map(|(digest, _)| (*digest, self.gateway.waiting_for(*digest)));
+                let waiting = waiting.filter(|(_, count)| *count > 0);
+                let waiting =
+                    waiting.map(|(digest, count)| (digest, u32::try_from(count).unwrap_or(u32::MAX))).collect();
                 // Whoever asked may have gone, here and below.
-                let _ = answer.send(GatewayFigures { queue_depth: self.gateway.queue_depth(), running });
+                let _ = answer.send(GatewayFigures { queue_depth: self.gateway.queue_depth(), running, waiting });
             }
             Message::Check { answer } => {
                 let _ = answer.send(self.check());

@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -40,6 +40,8 @@ use warmset_source::{FetchError, Trust};
 use warmset_store::StoreError;
 use warmset_worker::{AgentGone, AgentHandle, MemoryReport};
 
+/// How long a question about the queues may take.
+const FIGURES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a draining server looks whether its requests have ended.
 const DRAIN_PAUSE: Duration = Duration::from_millis(20);
 
@@ -86,7 +88,10 @@ impl Server {
             created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
             aliases: stored.model.aliases,
         });
-        self.frontend.publish(entries.collect(), self.promotions.unnamed());
+        let entries: Vec<Entry> = entries.collect();
+        let known: BTreeSet<String> = entries.iter().map(|entry| entry.route.name.to_string()).collect();
+        self.frontend.publish(entries, self.promotions.unnamed());
+        self.frontend.metrics().latencies().retain(|name| known.contains(name));
         Ok(())
     }
 
@@ -112,6 +117,7 @@ impl Server {
         let measurements = self.repository.measurements(&stored.model.digest).await?;
         let own = measurements.iter().find(|(kind, _)| *kind == self.worker_type).map(|(_, measurement)| measurement);
         let mut document = with_line(&stored, lines.get(&stored.model.digest), own);
+        self.add_figures(&mut document, &stored, &self.queued().await);
         let shown = measurements.iter().map(|(kind, measured)| measurement_json(kind, measured, &stored));
         document["measurements"] = shown.collect();
         // A worker that has shut down expects nothing.
@@ -124,11 +130,26 @@ impl Server {
     async fn list(&self) -> Result<Value> {
         let (measured, lines) = (self.measured().await?, self.lines().await?);
         let stored = self.repository.all().await?;
+        let queued = self.queued().await;
         let models = stored.iter().map(|stored| {
             let digest = &stored.model.digest;
-            with_line(stored, lines.get(digest), measured.get(digest))
+            let mut document = with_line(stored, lines.get(digest), measured.get(digest));
+            self.add_figures(&mut document, stored, &queued);
+            document
         });
         Ok(json!({ "models": models.collect::<Vec<_>>(), "fetches": self.repository.fetches.documents() }))
+    }
+
+    /// Requests that wait in the gateway, by model.
+    async fn queued(&self) -> BTreeMap<Digest, u32> {
+        let figures = self.frontend.figures(FIGURES_TIMEOUT).await.unwrap_or_default();
+        figures.waiting.into_iter().collect()
+    }
+
+    /// What callers of a model saw and see.
+    fn add_figures(&self, document: &mut Value, stored: &Stored, queued: &BTreeMap<Digest, u32>) {
+        document["queued"] = json!(queued.get(&stored.model.digest).copied().unwrap_or(0));
+        document["latency"] = json!(self.frontend.metrics().latencies().of(stored.model.name.as_str()));
     }
 
     async fn add(&self, mut body: Value) -> Result<Value> {
@@ -355,6 +376,8 @@ fn with_line(stored: &Stored, line: Option<&LedgerLine>, measured: Option<&Measu
         document["in_flight"] = json!(line.in_flight);
         document["waiting"] = json!(line.waiting);
         document["demand_per_second"] = json!(line.demand_per_second);
+        document["worth"] = json!(line.worth);
+        document["held_bytes"] = json!(line.private.total().saturating_add(line.shared_host_bytes));
     }
     document
 }

@@ -8,12 +8,16 @@ use super::{
 use crate::{
     child::Role,
     port::{LoadFailure, LoadFault},
-    process::ENGINE_ARGUMENT,
+    process::{ENGINE_ARGUMENT, tree},
     protocol::{CommandRequest, LoadRequest},
 };
 use hyper::StatusCode;
 use serde_json::Value;
-use std::{collections::BTreeMap, process::Stdio, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Stdio,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -110,7 +114,7 @@ impl Server {
                     return Err(failure(message, LoadFault::Passing));
                 }
                 looked = look(upstream, &path) => match looked {
-                    Some(StatusCode::OK) => break,
+                    Some(StatusCode::OK) if self.listens().is_none_or(|ports| ports.contains(&upstream.port)) => break,
                     Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) => {
                         path = MODELS_PATH.into();
                     }
@@ -126,14 +130,24 @@ impl Server {
         Ok(served(upstream).await)
     }
 
+    /// The ports that it listens on, if the system shows them: whoever answers on the right one must be this server.
+    fn listens(&self) -> Option<BTreeSet<u16>> {
+        tree::listening_ports(self.guard.id()?)
+    }
+
     async fn too_late(&mut self, name: &str, path: &str, timeout: Duration) -> LoadFailure {
         let port = self.upstream.port;
+        let others: Vec<String> = self.listens().unwrap_or_default().iter().map(u16::to_string).collect();
+        let listens = match others.len() {
+            0 => "It listens on no port".to_owned(),
+            _ => format!("It listens on {}", others.join(", ")),
+        };
         self.kill();
         let (_, tail) = self.ended().await;
         let seconds = timeout.as_secs();
         let message = format!(
-            "the server of runtime {name} did not answer GET {path} on 127.0.0.1:{port} with 200 within {seconds} s: does \
-             its command listen on ${{PORT}}? A larger health_timeout gives it longer{}",
+            "the server of runtime {name} did not answer GET {path} on 127.0.0.1:{port} with 200 within {seconds} s. \
+             {listens}; its command must listen on ${{PORT}}, and a larger health_timeout gives it longer{}",
             last(&tail)
         );
         failure(message, LoadFault::Passing)

@@ -1,7 +1,7 @@
 //! Which processes came of one process, as `/proc` has it.
 
 use rustix::process::{Pid, Signal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Processes looked at below one; more than any server starts.
 const PROCESSES_MAX: usize = 65_536;
@@ -41,10 +41,63 @@ pub(crate) fn kill_descendants(root: u32) {
     }
 }
 
+/// The TCP ports that a process and its descendants listen on; none if the system does not show it.
+pub(crate) fn listening_ports(root: u32) -> Option<BTreeSet<u16>> {
+    let mut sockets = BTreeMap::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        // A system without version 6 has no such table.
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        sockets.extend(text.lines().filter_map(listener));
+    }
+    let mut ports = BTreeSet::new();
+    for pid in std::iter::once(root).chain(descendants(root)) {
+        match std::fs::read_dir(format!("/proc/{pid}/fd")) {
+            Ok(entries) => {
+                let links = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+                let inodes = links
+                    .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok());
+                ports.extend(inodes.filter_map(|inode| sockets.get(&inode)));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return None,
+            // It has just ended.
+            Err(_) => {}
+        }
+    }
+    Some(ports)
+}
+
+/// The inode and port of a line of `/proc/net/tcp`, if it is of a listening socket.
+fn listener(line: &str) -> Option<(u64, u16)> {
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    if *fields.get(3)? != "0A" {
+        return None;
+    }
+    let port = u16::from_str_radix(fields.get(1)?.rsplit_once(':')?.1, 16).ok()?;
+    Some((fields.get(9)?.parse().ok()?, port))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn ports_are_found_while_somebody_listens() {
+        let line =
+            "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0";
+        assert_eq!(listener(line), Some((4711, 8080)));
+        assert_eq!(listener(&line.replace(" 0A ", " 01 ")), None);
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(listening_ports(std::process::id()).unwrap().contains(&port));
+        drop(socket);
+        assert!(!listening_ports(std::process::id()).unwrap().contains(&port));
+        let other = std::net::TcpListener::bind("[::1]:0");
+        if let Ok(other) = other {
+            let port = other.local_addr().unwrap().port();
+            assert!(listening_ports(std::process::id()).unwrap().contains(&port));
+        }
+    }
 
     #[test]
     fn the_parent_is_found_after_a_name_with_brackets() {

@@ -67,6 +67,12 @@ impl EventLog {
         Subscription { log: self.clone(), after, changed: self.last.subscribe() }
     }
 
+    /// The last events, at most `count`, the oldest first.
+    pub fn recent(&self, count: usize) -> Vec<Arc<LoggedEvent>> {
+        let kept = self.locked();
+        kept.iter().skip(kept.len().saturating_sub(count)).cloned().collect()
+    }
+
     /// The number of the last event, 0 if there was none.
     pub fn last_id(&self) -> u64 {
         *self.last.borrow()
@@ -145,6 +151,8 @@ mod tests {
         for number in 0..total {
             log.publish("thing", json!(number));
         }
+        assert_eq!(log.recent(2).iter().map(|event| event.id).collect::<Vec<_>>(), [total - 1, total]);
+        assert_eq!(log.recent(usize::MAX).len(), EVENT_BACKLOG_MAX);
         let mut listener = log.subscribe(5);
         assert_eq!(listener.next().await, Next::Gap { after: 5, next: 11 });
         let Next::Event(event) = listener.next().await else { panic!("no event") };

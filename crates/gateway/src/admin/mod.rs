@@ -164,13 +164,19 @@ pub(crate) async fn reload(State(state): State<AdminState>) -> Answer {
     answer(state.backend.reload()).await
 }
 
-/// Events as they happen, from the one after `?after=N` on; without it, from now on.
+/// Events as they happen, from the one after `?after=N` on; without it, from now on. With `?recent=N` only the last ones,
+/// as one JSON document.
 pub(crate) async fn events(
     State(state): State<AdminState>,
     Query(query): Parameters,
     request: Request,
 ) -> Result<Response, AdminError> {
     let log = state.backend.events();
+    if let Some(count) = number(&query, "recent")? {
+        let recent = log.recent(usize::try_from(count).unwrap_or(usize::MAX));
+        let events = recent.iter().map(|event| json!({"id": event.id, "kind": event.kind, "data": event.data}));
+        return Ok(axum::Json(json!({ "events": events.collect::<Vec<_>>() })).into_response());
+    }
     // A browser's EventSource says by header where it stopped.
     let last = request.headers().get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let after = number(&query, "after")?.or(last).unwrap_or_else(|| log.last_id());

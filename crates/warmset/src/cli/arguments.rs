@@ -14,6 +14,9 @@ use warmset_engine::protocol::EngineKind;
 
 /// OpenAI's upper bound.
 const TEMPERATURE_MAX: f32 = 2.0;
+/// Seconds between two looks at a server.
+const INTERVAL_MIN: f64 = 0.1;
+const INTERVAL_MAX: f64 = 3600.0;
 
 /// One pool that keeps models warm inside a memory budget.
 #[derive(Debug, Parser)]
@@ -52,6 +55,8 @@ pub(crate) enum Command {
     Jobs(JobsCommand),
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
+    /// Watch memory, models, queues and events of a running server
+    Top(TopArguments),
     /// Take over what other tools have
     #[command(subcommand)]
     Import(ImportCommand),
@@ -366,6 +371,17 @@ impl AddArguments {
     }
 }
 
+/// `warmset top`
+#[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    /// Print one frame as text and end, as where the output is no terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Seconds between one look at the server and the next
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_interval)]
+    pub(crate) interval: f64,
+}
+
 /// `warmset run`
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
@@ -399,6 +415,11 @@ fn parse_cap(text: &str) -> Result<Bytes, String> {
 fn parse_score(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
     number.ok_or_else(|| "must be a number from 0 to 1".to_owned())
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (INTERVAL_MIN..=INTERVAL_MAX).contains(number));
+    number.ok_or_else(|| format!("must be a number of seconds from {INTERVAL_MIN} to {INTERVAL_MAX}"))
 }
 
 fn parse_temperature(text: &str) -> Result<f32, String> {

@@ -5,9 +5,12 @@ mod arguments;
 mod doctor;
 mod import;
 mod jobs;
+mod latency;
+mod listing;
 mod model;
 mod place;
 mod run;
+mod top;
 mod version;
 
 pub(crate) use arguments::ServeArguments;
@@ -78,6 +81,10 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Admin(command) => {
             start_log("error");
             done(runtime()?.block_on(admin::run(command, &global, output)))
+        }
+        Command::Top(arguments) => {
+            start_log("off");
+            done(runtime()?.block_on(top::run(arguments, &global, output)))
         }
         Command::Doctor => {
             start_log("off");

@@ -2,6 +2,8 @@
 
 use super::{
     arguments::{AliasCommand, GlobalArguments, ModelCommand, RollbackArguments},
+    latency::latency_pairs,
+    listing::list_text,
     place::Place,
     version,
 };
@@ -12,7 +14,7 @@ use crate::{
         Config,
         units::{format_bytes, format_seconds, format_span},
     },
-    output::{Output, bytes_of, fields, short_digest, short_digest_of, table, text_of},
+    output::{Output, bytes_of, fields, short_digest_of, table, text_of},
     repository::{ModelOptions, Repository, command_source, is_unknown, measurement_json, model_json, parse_name},
     settings,
 };
@@ -364,38 +366,6 @@ fn added_text(document: &Value) -> String {
     format!("{verb} {name} ({})", text_of(document, "digest"))
 }
 
-fn list_text(document: &Value) -> String {
-    let models = document["models"].as_array().into_iter().flatten();
-    let rows = models.map(|model| {
-        vec![
-            text_of(model, "name"),
-            text_of(model, "state"),
-            if model["pin"] == true { "pinned".to_owned() } else { String::new() },
-            text_of(model, "engine"),
-            bytes_of(model, "size_bytes"),
-            format!("{}{}", if model["measured"] == true { "" } else { "~" }, bytes_of(model, "steady_bytes")),
-            short_digest(model),
-        ]
-    });
-    let fetches = document["fetches"].as_array().into_iter().flatten();
-    let rows: Vec<Vec<String>> = rows.chain(fetches.map(fetch_row)).collect();
-    if rows.is_empty() {
-        return "no models yet: add one with `warmset model add NAME FILE`".to_owned();
-    }
-    table(&["NAME", "STATE", "PIN", "ENGINE", "FILE", "MEMORY", "DIGEST"], rows)
-}
-
-/// A model that is not there yet: its files are on their way.
-fn fetch_row(fetch: &Value) -> Vec<String> {
-    let share = |total: f64| format!("fetching {:.0} %", 100.0 * fetch["done_bytes"].as_f64().unwrap_or(0.0) / total);
-    let state = fetch["total_bytes"].as_f64().map_or_else(|| "fetching".to_owned(), share);
-    let rate = fetch["bytes_per_second"].as_f64().map(|rate| format!("{}/s", format_bytes(rate as u64)));
-    let left = fetch["seconds_left"].as_f64().map(|seconds| format!(", {} left", format_seconds(seconds)));
-    let speed = rate.unwrap_or_default() + &left.unwrap_or_default();
-    let size = bytes_of(fetch, "total_bytes");
-    vec![text_of(fetch, "name"), state, String::new(), String::new(), size, speed, String::new()]
-}
-
 fn show_text(document: &Value) -> String {
     let aliases = document["aliases"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let by = if document["runtime"].is_null() { "architecture" } else { "runtime" };
@@ -421,6 +391,7 @@ fn show_text(document: &Value) -> String {
     if let Some(forecast) = document["forecast"].as_object() {
         pairs.extend([("expected", expected_text(forecast)), ("preloads", preloads_text(forecast))]);
     }
+    pairs.extend(latency_pairs(&document["latency"]));
     let mut text = fields(&pairs);
     for measured in document["measurements"].as_array().into_iter().flatten() {
         text += &format!("\nmeasured on {}:\n{}", text_of(measured, "worker_type"), measurement_text(measured));

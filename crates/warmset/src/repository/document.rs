@@ -41,6 +41,7 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "steady_bytes": steady.total_bytes(),
         "peak_bytes": peak.total_bytes(),
         "measured": measured.is_some(),
+        "first_request_penalty_seconds": measured.and_then(|measured| measured.first_request_penalty_seconds),
         "created_unix_milliseconds": model.created_unix_milliseconds,
         "updated_unix_milliseconds": model.updated_unix_milliseconds,
     })
