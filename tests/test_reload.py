@@ -1,7 +1,10 @@
 """`warmset admin reload`: what changed in the file is changed, everything else stays as it is (case L17)."""
 
+import time
+
 import pytest
 from https import FileServer
+from load import SteadyLoad
 from warmset import synthetic_model, toml, wait_for
 
 
@@ -113,3 +116,27 @@ def test_without_a_file_there_is_nothing_to_read(pool):
     server = pool(memory="400MiB", reserve="128MiB")
     result = server.cli("admin", "reload", check=False)
     assert result.returncode == 1 and "without --config" in result.stderr
+
+
+def test_a_file_replaced_in_place_takes_over_without_a_gap_or_an_error(pool, tmp_path):
+    """Callers ask all the time while the file is replaced and read again: none gets an error, none the old one afterwards."""
+    source = synthetic_model(tmp_path, "m", 16, load_seconds=0.5)
+    server = pool(memory="600MiB", reserve="128MiB", models=[{"name": "m", "source": source, "engine": "synthetic"}])
+    first = server.digest("m")
+    server.cli("model", "load", "m")
+    with SteadyLoad(server, name="m") as load:
+        synthetic_model(tmp_path, "m", 17, load_seconds=0.5)
+        document = server.cli_json("admin", "reload")
+        reloaded = time.monotonic()
+        load.more()
+    second = server.digest("m")
+    assert second != first and document["changed"] == ["m"] and document["failed"] == []
+    assert load.digests_asked_after(reloaded) == {second}
+    assert {start for start in load.starts} == {"warm"}, "the new version was loaded before anybody got it"
+
+    synthetic_model(tmp_path, "m", 18, failure="load_fails")
+    with SteadyLoad(server, name="m") as load:
+        document = server.cli_json("admin", "reload")
+        load.more()
+    assert [failed["name"] for failed in document["failed"]] == ["m"]
+    assert {digest for _, _, digest in load.answers} == {second} and server.digest("m") == second

@@ -3,11 +3,12 @@
 use crate::{
     admin_backend::Server,
     config::{self, Config},
-    repository::{Applied, ModelOptions, Wish},
+    promotion::PromoteOptions,
+    repository::{Applied, CONFIGURATION, ModelOptions, Wish},
 };
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use tokio::sync::Mutex;
 use warmset_catalog::ModelSettings;
 use warmset_core::{Digest, ModelName};
@@ -43,7 +44,10 @@ struct Difference {
 
 impl Server {
     /// Reads the file again. If anything in it is wrong nothing is changed, and all that is wrong is said.
-    pub(crate) async fn reload(&self) -> Result<Value> {
+    ///
+    /// A source that has changed is a new version, which takes the old one's place as in any promotion; one that fails
+    /// leaves the old one where it is.
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<Value> {
         let configured = &self.configured;
         let mut current = configured.current.lock().await;
         let path =
@@ -62,10 +66,12 @@ impl Server {
         *current = Current { models: next.models.clone(), sources: next.sources.clone() };
         let reloading = self.follow(&applied, &before).await?;
         let named = |fresh: bool| {
-            let added = applied.added.iter().filter(move |added| (added.existed || added.replaced.is_some()) != fresh);
+            let added = applied.added.iter().filter(move |added| added.is_new() == fresh);
             added.map(|added| added.model.name.to_string()).collect::<Vec<_>>()
         };
+        let failed = self.promote_candidates(&applied).await;
         let document = json!({
+            "failed": failed,
             "added": named(true), "changed": named(false), "reloading": reloading, "unchanged": unchanged,
             "removed": applied.removed.iter().map(|model| model.name.to_string()).collect::<Vec<_>>(),
             "needs_restart": needs_restart(&configured.at_start, &next),
@@ -126,11 +132,21 @@ impl Server {
             self.agent.forget(gone.digest);
             self.artifacts.forget(&gone.digest);
         }
-        // What a name stood for before stays a version of it, which can come back.
-        for old in applied.added.iter().filter_map(|added| added.replaced.as_ref()) {
-            self.agent.forget(old.digest);
-        }
         Ok(reloading)
+    }
+
+    /// Lets names stand for what the file now says, one after the other. Returns those that do not, and why.
+    async fn promote_candidates(self: &Arc<Self>, applied: &Applied) -> Vec<Value> {
+        let mut failed = Vec::new();
+        for added in &applied.added {
+            let Some(digest) = added.candidate else { continue };
+            let by = Some(CONFIGURATION.to_owned());
+            let options = PromoteOptions { digest: Some(digest.to_string()), by, ..PromoteOptions::default() };
+            if let Err(error) = self.promote(&added.model.name, options).await {
+                failed.push(json!({ "name": added.model.name, "digest": digest, "reason": format!("{error:#}") }));
+            }
+        }
+        failed
     }
 }
 

@@ -4,7 +4,7 @@ use super::arguments::{AdminCommand, GlobalArguments};
 use crate::{
     client::{Client, DEFAULT_ADMIN},
     data,
-    output::Output,
+    output::{Output, text_of},
 };
 use anyhow::{Context, Result};
 use hyper::Method;
@@ -49,6 +49,9 @@ fn reload_text(document: &Value) -> String {
         if !names(key).is_empty() {
             text += &format!("{label}: {}\n", names(key));
         }
+    }
+    for failed in document["failed"].as_array().into_iter().flatten() {
+        text += &format!("not changed: {}: {}\n", text_of(failed, "name"), text_of(failed, "reason"));
     }
     if text.is_empty() {
         text += "no model has changed\n";

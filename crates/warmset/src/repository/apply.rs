@@ -143,7 +143,7 @@ impl Repository {
                     self.ensure_aliases(&name, &options.aliases).await?;
                     Added::same(self.catalog.model(&name).await?)
                 }
-                Step::Enter(taken) => self.enter(&name, &options, &taken, &Entering::Configured).await?,
+                Step::Enter(taken) => self.enter(&name, &options, &taken, &Entering::Reloaded).await?,
                 Step::Take(..) => bail!("{name} was not taken"),
             };
             applied.added.push(added);

@@ -14,6 +14,7 @@ pub(crate) use document::{expectation_json, measurement_json, model_json};
 pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
 pub(crate) use runtimes::{Runtimes, command_source};
 pub(crate) use shape::Shape;
+pub(crate) use versions::CONFIGURATION;
 
 use anyhow::{Context, Result, anyhow};
 use fetching::Fetches;
@@ -106,6 +107,11 @@ pub(crate) struct Added {
 }
 
 impl Added {
+    /// Nothing had its name before.
+    pub(crate) fn is_new(&self) -> bool {
+        !self.existed && self.replaced.is_none() && self.candidate.is_none()
+    }
+
     /// It was there, whatever became of its settings.
     fn same(model: Model) -> Self {
         Self { model, existed: true, replaced: None, candidate: None }
@@ -116,6 +122,8 @@ impl Added {
 enum Entering<'a> {
     /// The configuration file's: what it says of a name is what the name means.
     Configured,
+    /// The file's as a running server reads it again: the name comes to mean it once it is loaded and has answered.
+    Reloaded,
     /// Somebody's: a name that means something already goes on meaning that.
     By(&'a str),
 }
@@ -123,7 +131,7 @@ enum Entering<'a> {
 impl Entering<'_> {
     fn by(&self) -> &str {
         match self {
-            Self::Configured => versions::CONFIGURATION,
+            Self::Configured | Self::Reloaded => versions::CONFIGURATION,
             Self::By(by) => by,
         }
     }
@@ -267,7 +275,7 @@ impl Repository {
             return self.enter_version(&known, options, taken, entering).await;
         }
         let settings = match entering {
-            Entering::Configured => as_configured(options, taken.settings.clone(), &known),
+            Entering::Configured | Entering::Reloaded => as_configured(options, taken.settings.clone(), &known),
             Entering::By(_) => said_over(options, &taken.settings, &known)?,
         };
         self.change_settings(&known, &settings).await?;

@@ -12,7 +12,7 @@ use warmset_source::Trust;
 use warmset_store::Manifest;
 
 /// Who approves what the configuration file names.
-pub(super) const CONFIGURATION: &str = "configuration";
+pub(crate) const CONFIGURATION: &str = "configuration";
 /// The fewest digits by which a digest may be meant.
 const DIGEST_DIGITS_MIN: usize = 6;
 
@@ -29,7 +29,7 @@ impl Repository {
         let versions = self.catalog.versions(name).await?;
         let there = versions.iter().any(|version| version.digest == taken.digest);
         let settings = match entering {
-            Entering::Configured => taken.settings.clone(),
+            Entering::Configured | Entering::Reloaded => taken.settings.clone(),
             Entering::By(_) => said_over(options, &taken.settings, known)?,
         };
         if matches!(entering, Entering::By(_)) && settings.with_version(&known.settings) != known.settings {
@@ -44,12 +44,18 @@ impl Repository {
             self.catalog.add_version(&taken.as_new(name, options, settings)?).await?;
         }
         let by_hand = there && options.digest.is_none() && switched_by_hand(&versions, known);
-        if matches!(entering, Entering::By(_)) || by_hand {
+        if let Entering::Reloaded = entering {
+            // How the name is served changes now, how the version is loaded when the name comes to mean it.
+            let served = as_configured(options, taken.settings.clone(), known).with_version(&known.settings);
+            self.change_settings(known, &served).await?;
+            self.ensure_aliases(name, &options.aliases).await?;
+        }
+        if !matches!(entering, Entering::Configured) || by_hand {
             if by_hand {
                 tracing::info!(%name, digest = %known.digest, configured = %taken.digest, "a promotion by hand holds");
             }
-            let model = self.catalog.model(name).await?;
-            return Ok(Added { model, existed: there, replaced: None, candidate: Some(taken.digest) });
+            let (model, meant) = (self.catalog.model(name).await?, matches!(entering, Entering::By(_)) || !by_hand);
+            return Ok(Added { model, existed: there, replaced: None, candidate: meant.then_some(taken.digest) });
         }
         let model = self.configured_switch(known, taken.digest, &options.source).await?;
         self.change_settings(&model, &as_configured(options, taken.settings.clone(), known)).await?;
