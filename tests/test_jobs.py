@@ -306,8 +306,11 @@ def test_what_kills_the_server_again_and_again_is_given_up(pool, tmp_path):
     server = pool(models=[{"name": "slow", "source": slow, "engine": "synthetic"}])
     name = submit(server, "slow")[2]["id"]
     for attempt in range(1, 6):
-        wait_for(lambda: job(server, name)["attempts"] == attempt, "it is begun")
+        begun = lambda: job(server, name)["attempts"] == attempt and job(server, name)["status"] == "loading"
+        wait_for(begun, "it is begun and its engine is there")
+        engines = server.engines()
         server.kill()
+        wait_for(lambda: not any(map(warmset.alive, engines)), "no engine is left")
         server.start()
     document = ended(server, name)
     assert (document["status"], document["error"]["code"], document["attempts"]) == ("failed", "job_given_up", 5)

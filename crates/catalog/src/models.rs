@@ -38,6 +38,8 @@ pub struct ModelSettings {
     pub memory_cap_bytes: Option<Bytes>,
     /// What callers get while it is cold.
     pub cold: ColdPolicy,
+    /// Which model answers if this one cannot.
+    pub fallback: Option<ModelName>,
     /// The part of memory it lives in.
     pub pool: PoolName,
     /// Unloaded after so many seconds without a request.
@@ -65,6 +67,7 @@ impl Default for ModelSettings {
             context_tokens: 0,
             memory_cap_bytes: None,
             cold: ColdPolicy::Wait,
+            fallback: None,
             pool: PoolName::default_pool(),
             keep_alive_seconds: None,
             accelerators: 0,

@@ -48,6 +48,7 @@ async fn a_model_comes_back_as_it_was_added() {
         context_tokens: 2048,
         memory_cap_bytes: Some(u64::MAX),
         cold: ColdPolicy::Reject,
+        fallback: Some(name("other")),
         pool: PoolName::new("small"),
         keep_alive_seconds: Some(0.5),
         accelerators: 2,

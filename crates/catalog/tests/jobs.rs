@@ -1,11 +1,14 @@
 //! What every catalog promises of jobs, written against the public interface alone.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{path::Path, time::Duration};
-use warmset_catalog::Catalog;
+use std::{collections::BTreeMap, path::Path, time::Duration};
+use warmset_catalog::{Catalog, CatalogError, FILES_BYTES_MAX};
 use warmset_core::{
     Digest, JobId, Priority, TenantId,
-    jobs::{Acceptance, JobAnswer, JobLimits, JobRecord, JobStatus, NewJob},
+    jobs::{
+        Acceptance, BatchCounts, BatchRecord, BatchStatus, FileRecord, JobAnswer, JobLimits, JobRecord, JobStatus,
+        NewJob,
+    },
     worker::StartKind,
 };
 
@@ -130,4 +133,70 @@ async fn what_has_ended_is_forgotten_after_its_time_and_lists_are_newest_first()
     assert_eq!(names(catalog.jobs(10).await.unwrap()), ["job_b"]);
     // A number is never given twice.
     assert!(accept(&catalog, &new_job("job_c", None)).await.id > JobId(2));
+}
+
+fn file(name: &str, size_bytes: u64) -> FileRecord {
+    FileRecord {
+        name: name.into(),
+        tenant: TenantId::anonymous(),
+        filename: "lines.jsonl".into(),
+        purpose: "batch".into(),
+        size_bytes,
+        created_unix_seconds: 7,
+    }
+}
+
+#[tokio::test]
+async fn files_are_kept_within_bounds_until_they_are_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    catalog.add_file(&file("file-a", 5), false).await.unwrap();
+    catalog.add_file(&file("file-b", 6), false).await.unwrap();
+    // Written down twice it is still one: a server was killed between the two.
+    catalog.add_file(&file("file-b", 9), true).await.unwrap();
+    assert_eq!(catalog.file("file-b").await.unwrap(), Some(file("file-b", 6)));
+    assert_eq!(catalog.files().await.unwrap(), [file("file-b", 6), file("file-a", 5)]);
+    let full = catalog.add_file(&file("file-c", FILES_BYTES_MAX), false).await.unwrap_err();
+    assert!(matches!(full, CatalogError::Full { .. }), "{full}");
+    // What a batch made has room.
+    catalog.add_file(&file("file-d", FILES_BYTES_MAX), true).await.unwrap();
+    assert!(catalog.remove_file("file-a").await.unwrap() && !catalog.remove_file("file-a").await.unwrap());
+    assert_eq!(catalog.file("file-a").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_batch_comes_back_as_it_was_last_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let mut batch = BatchRecord {
+        name: "batch_1".into(),
+        tenant: TenantId::anonymous(),
+        endpoint: "/v1/completions".into(),
+        input_file: "file-a".into(),
+        output_file: "file-out-1".into(),
+        error_file: "file-err-1".into(),
+        has_output: false,
+        has_errors: false,
+        status: BatchStatus::Validating,
+        faults: Vec::new(),
+        counts: BatchCounts::default(),
+        metadata: BTreeMap::from([("for".to_owned(), "test".to_owned())]),
+        created_unix_seconds: 7,
+        expires_unix_seconds: 9,
+        reached_unix_seconds: BTreeMap::new(),
+    };
+    catalog.add_batch(&batch).await.unwrap();
+    batch.status = BatchStatus::InProgress;
+    batch.counts.total = 3;
+    batch.reached_unix_seconds.insert(BatchStatus::InProgress, 8);
+    catalog.set_batch(&batch).await.unwrap();
+    catalog.close().await;
+    let catalog = open(directory.path()).await;
+    assert_eq!(catalog.unfinished_batches().await.unwrap(), std::slice::from_ref(&batch));
+    batch.status = BatchStatus::Completed;
+    catalog.set_batch(&batch).await.unwrap();
+    assert_eq!(catalog.unfinished_batches().await.unwrap(), []);
+    assert_eq!(catalog.batch("batch_1").await.unwrap(), Some(batch.clone()));
+    assert_eq!(catalog.batches().await.unwrap(), [batch]);
+    assert_eq!(catalog.batch("batch_2").await.unwrap(), None);
 }

@@ -28,6 +28,8 @@ pub struct Entry {
     pub created_unix_seconds: u64,
     /// Its name is about to stand for another digest, and nobody answers until then: who asks for it waits.
     pub held: bool,
+    /// Which model answers if this one cannot.
+    pub fallback: Option<ModelName>,
 }
 
 /// One state of the catalog.
@@ -38,6 +40,7 @@ pub struct Snapshot {
     retained: Vec<Route>,
     by_name: BTreeMap<ModelName, Arc<Entry>>,
     names: BTreeMap<Digest, ModelName>,
+    has_fallbacks: bool,
 }
 
 impl Snapshot {
@@ -50,6 +53,7 @@ impl Snapshot {
                 // A name listed first keeps its meaning; the catalog refuses duplicates before they come here.
                 snapshot.by_name.entry(name.clone()).or_insert_with(|| entry.clone());
             }
+            snapshot.has_fallbacks |= entry.fallback.is_some();
             snapshot.entries.push(entry);
         }
         for route in &retained {
@@ -71,6 +75,11 @@ impl Snapshot {
     /// All models, in the order of the catalog.
     pub fn entries(&self) -> &[Arc<Entry>] {
         &self.entries
+    }
+
+    /// Whether any model names one that answers in its place.
+    pub(crate) fn has_fallbacks(&self) -> bool {
+        self.has_fallbacks
     }
 
     /// Every digest and the name it was added under.
@@ -176,6 +185,7 @@ mod tests {
             aliases: aliases.iter().map(|alias| ModelName::parse(alias).unwrap()).collect(),
             created_unix_seconds: 7,
             held: false,
+            fallback: None,
         }
     }
 

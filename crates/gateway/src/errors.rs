@@ -42,6 +42,14 @@ const SERVER: &str = "server_error";
 /// When to hand a job in again.
 const JOB_RETRY_AFTER: Duration = Duration::from_secs(30);
 
+/// Stands with a refusal that another model might not give: this one cannot answer now, whatever was asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unavailable;
+
+/// The codes of such refusals.
+const UNAVAILABLE_CODES: [&str; 6] =
+    ["model_loading", "model_load_failed", "insufficient_memory", "model_too_large", "engine_lost", "queue_full"];
+
 /// An error as a client sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
@@ -333,6 +341,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::from(self.json()));
         *response.status_mut() = self.status;
+        if self.code.is_some_and(|code| UNAVAILABLE_CODES.contains(&code)) {
+            response.extensions_mut().insert(Unavailable);
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if !self.should_retry {

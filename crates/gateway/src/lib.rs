@@ -9,6 +9,7 @@ pub mod batches;
 pub mod clock;
 pub mod directory;
 mod errors;
+mod fallback;
 pub mod frontend;
 pub mod jobs;
 pub mod latency;

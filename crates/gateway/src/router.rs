@@ -4,6 +4,7 @@ use crate::{
     admin::{self, AdminBackend, AdminState},
     batches::{self, Batches},
     errors::ApiError,
+    fallback,
     frontend::Frontend,
     jobs::{self, Jobs},
     openai::{self, Api, ApiConfig, ReadyProbe},
@@ -138,7 +139,9 @@ pub struct Later {
 /// still loading, say) to what the gateway knows itself. Without
 /// `later` every request is answered at once.
 pub fn inference_router(frontend: Frontend, config: ApiConfig, ready: ReadyProbe, later: Later) -> Router {
-    build(inference_table()).with_state(Api { frontend, config: Arc::new(config), ready, later })
+    let api = Api { frontend, config: Arc::new(config), ready, later };
+    let fall_back = axum::middleware::from_fn_with_state(api.clone(), fallback::fall_back);
+    build(inference_table()).layer(fall_back).with_state(api)
 }
 
 /// The admin listener. Every route of it needs a key once there is one.

@@ -86,6 +86,7 @@ impl Server {
             route: settings::route(&stored, measured.get(&stored.model.digest)),
             held: self.promotions.is_held(&stored.model.name),
             created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
+            fallback: stored.model.settings.fallback.clone(),
             aliases: stored.model.aliases,
         });
         let entries: Vec<Entry> = entries.collect();

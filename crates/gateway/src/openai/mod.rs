@@ -28,7 +28,7 @@ use bytes::Bytes;
 use call::{Answers, reply_of};
 pub(crate) use call::{Call, MODEL_DIGEST, REQUEST_ID, START};
 use dialect::{Collected, Encoder};
-pub(crate) use fields::Fields;
+pub(crate) use fields::{Bounded, Fields};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use objects::{Completions, Envelope};
 use serde_json::json;
@@ -279,7 +279,7 @@ fn encoder(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Box<
     }))
 }
 
-fn refuse(mut call: Call, error: ApiError) -> Response {
+pub(crate) fn refuse(mut call: Call, error: ApiError) -> Response {
     call.failed(&error);
     let mut response = error.into_response();
     call.write_headers(response.headers_mut());

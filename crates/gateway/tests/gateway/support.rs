@@ -93,7 +93,7 @@ pub(crate) fn route() -> Route {
 
 pub(crate) fn entry(route: Route) -> Entry {
     let aliases = vec![ModelName::parse("alias").unwrap()];
-    Entry { route, aliases, created_unix_seconds: 1_700_000_000, held: false }
+    Entry { route, aliases, created_unix_seconds: 1_700_000_000, held: false, fallback: None }
 }
 
 pub(crate) struct Setup {

@@ -2,14 +2,14 @@
 
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
-    repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority},
+    repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
 };
 use clap::{
     Args, Parser, Subcommand,
     builder::{PathBufValueParser, TypedValueParser},
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use warmset_core::{Bytes, Priority, gateway::ColdPolicy};
+use warmset_core::{Bytes, ModelName, Priority, gateway::ColdPolicy};
 use warmset_engine::protocol::EngineKind;
 
 /// OpenAI's upper bound.
@@ -335,6 +335,9 @@ pub(crate) struct AddArguments {
     /// What callers get while it is cold: wait, reject, or async for a job
     #[arg(long, value_parser = parse_cold)]
     cold: Option<ColdPolicy>,
+    /// Which model answers if this one cannot
+    #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
+    fallback: Option<ModelName>,
     /// Part of the memory it lives in
     #[arg(long, value_parser = parse_pool)]
     pool: Option<String>,
@@ -364,6 +367,7 @@ impl AddArguments {
             context_tokens: self.context_tokens,
             memory_cap_bytes: self.memory_cap,
             cold: self.cold,
+            fallback: self.fallback,
             pool: self.pool,
             keep_alive_seconds: self.keep_alive.map(|duration| duration.as_secs_f64()),
             accelerators: self.device,
@@ -439,7 +443,7 @@ mod tests {
 
     #[test]
     fn options_reach_the_model() {
-        let line = "warmset model add a /m.gguf --pin --priority batch --memory-cap 1GiB --cold reject --keep-alive 5m \
+        let line = "warmset model add a /m.gguf --pin --priority batch --memory-cap 1GiB --cold reject --fallback org/b --keep-alive 5m \
                     --device gpu:2 --max-concurrency 3 --parallel 2 --context-tokens 512 --pool small --alias b";
         let arguments = Arguments::try_parse_from(line.split_whitespace()).unwrap();
         let Command::Model(ModelCommand::Add(add)) = arguments.command else { panic!("another command") };
@@ -447,6 +451,7 @@ mod tests {
         assert_eq!((options.pin, options.priority), (Some(true), Some(Priority::Batch)));
         assert_eq!((options.memory_cap_bytes, options.keep_alive_seconds), (Some(1 << 30), Some(300.0)));
         assert_eq!((options.cold, options.accelerators), (Some(ColdPolicy::Reject), Some(2)));
+        assert_eq!(options.fallback.map(|name| name.to_string()).as_deref(), Some("org/b"));
         assert_eq!((options.max_concurrency, options.parallel, options.context_tokens), (Some(3), Some(2), Some(512)));
         assert_eq!((options.pool.as_deref(), options.aliases.as_slice()), (Some("small"), ["b".to_owned()].as_slice()));
     }

@@ -379,7 +379,7 @@ fn show_text(document: &Value) -> String {
         ("file", bytes_of(document, "size_bytes")),
         ("memory", memory_text(document)),
     ];
-    let settings = ["pin", "priority", "pool", "parallel", "max_concurrency", "critical_reserve", "cold"];
+    let settings = ["pin", "priority", "pool", "parallel", "max_concurrency", "critical_reserve", "cold", "fallback"];
     pairs.extend(settings.map(|key| (key, text_of(document, key))));
     let keep_alive = document["keep_alive_seconds"].as_f64();
     pairs.extend([

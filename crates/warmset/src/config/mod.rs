@@ -10,7 +10,7 @@ pub(crate) use reader::ConfigError;
 pub(crate) use runtime::parse_name as parse_runtime;
 pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 
-use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority};
+use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use warmset_core::{Bytes, Digest, ModelName, PoolName, forecast::Parts};
@@ -318,6 +318,7 @@ fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>, pools: Option<&
         context_tokens: section.take(reader, "context_tokens", reader::integer(0, CONTEXT_TOKENS_MAX)),
         memory_cap_bytes: section.take(reader, "memory_cap", reader::positive_bytes),
         cold: section.take(reader, "cold", reader::parsed(parse_cold)),
+        fallback: section.take(reader, "fallback", reader::parsed(parse_model_name)),
         pool: section.take(reader, "pool", reader::parsed(parse_pool)),
         keep_alive_seconds: keep_alive.map(|duration| duration.as_secs_f64()),
         accelerators: section.take(reader, "device", reader::parsed(parse_accelerators)),

@@ -35,7 +35,7 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "critical_reserve": settings.critical_reserve,
         "context_tokens": settings.context_tokens,
         "memory_cap_bytes": settings.memory_cap_bytes,
-        "cold": settings.cold,
+        "cold": settings.cold, "fallback": settings.fallback,
         "keep_alive_seconds": settings.keep_alive_seconds,
         "accelerators": settings.accelerators,
         "steady_bytes": steady.total_bytes(),

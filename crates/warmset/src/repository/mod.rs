@@ -11,7 +11,9 @@ mod versions;
 
 pub(crate) use apply::{Applied, Wish};
 pub(crate) use document::{expectation_json, measurement_json, model_json};
-pub(crate) use options::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_priority, slots};
+pub(crate) use options::{
+    ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority, slots,
+};
 pub(crate) use runtimes::{Runtimes, command_source};
 pub(crate) use shape::Shape;
 pub(crate) use versions::CONFIGURATION;

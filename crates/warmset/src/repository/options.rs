@@ -4,7 +4,7 @@ use super::runtimes::command_source;
 use crate::config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool};
 use serde::{Deserialize, Serialize};
 use warmset_catalog::ModelSettings;
-use warmset_core::{Bytes, Digest, PoolName, Priority, gateway::ColdPolicy, ids::join_names};
+use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, ids::join_names};
 use warmset_engine::protocol::EngineKind;
 
 /// Accelerators one model may need.
@@ -28,6 +28,7 @@ pub(crate) struct ModelOptions {
     pub(crate) context_tokens: Option<u32>,
     pub(crate) memory_cap_bytes: Option<Bytes>,
     pub(crate) cold: Option<ColdPolicy>,
+    pub(crate) fallback: Option<ModelName>,
     pub(crate) pool: Option<String>,
     pub(crate) keep_alive_seconds: Option<f64>,
     pub(crate) accelerators: Option<u32>,
@@ -87,6 +88,7 @@ impl ModelOptions {
             context_tokens: self.context_tokens.unwrap_or(before.context_tokens),
             memory_cap_bytes: self.memory_cap_bytes.or(before.memory_cap_bytes),
             cold: self.cold.unwrap_or(before.cold),
+            fallback: self.fallback.clone().or(before.fallback),
             pool: self.pool.as_deref().map_or(before.pool, PoolName::new),
             keep_alive_seconds: self.keep_alive_seconds.or(before.keep_alive_seconds),
             accelerators: self.accelerators.unwrap_or(before.accelerators),
@@ -158,6 +160,11 @@ pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
 pub(crate) fn parse_priority(text: &str) -> Result<Priority, String> {
     let found = Priority::ALL.into_iter().find(|priority| priority.as_str() == text);
     found.ok_or_else(|| format!("{text:?} is not a priority: use critical, standard or batch"))
+}
+
+/// Parses the name of a model.
+pub(crate) fn parse_model_name(text: &str) -> Result<ModelName, String> {
+    ModelName::parse(text).map_err(|error| error.to_string())
 }
 
 /// Parses what callers of a cold model get.
