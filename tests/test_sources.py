@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,26 @@ def test_a_fetch_is_seen_while_it_lasts(pool, files, models):
         assert {"fetch_started", "fetch_progress"} <= {event["type"] for event in events.all()}
         assert "SECRET" not in json.dumps(events.all())
     assert server.admin_json("/admin/v1/models")["fetches"] == []
+
+
+def test_a_caller_that_gives_up_ends_its_fetch_and_the_next_goes_on(pool, files, models):
+    files.hold_after = 20 << 20
+    server = pool(memory="800MiB", reserve="128MiB", sources=files.sources())
+    body = json.dumps({"name": "far", "source": files.url(f"/{NAME}")})
+    caller = socket.create_connection(("127.0.0.1", server.admin_port))
+    head = f"POST /admin/v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    caller.sendall((head + body).encode())
+    fetches = lambda: server.admin_json("/admin/v1/models")["fetches"]
+    wait_for(lambda: any(fetch["done_bytes"] >= 20 << 20 for fetch in fetches()), "some of it has come")
+    caller.close()
+    wait_for(lambda: fetches() == [], "nobody wants it any more")
+    files.hold_after = None
+    files.go_on.set()
+    # Until what it had is written, the file is still its own.
+    add = lambda: server.cli("model", "add", "far", files.url(f"/{NAME}"), check=False)
+    wait_for(lambda: "being fetched already" not in add().stderr, "the next has the file")
+    assert server.cli_json("model", "show", "far")["size_bytes"] == models["q4_1"].stat().st_size
+    assert int(files.ranges(f"/{NAME}")[1].removeprefix("bytes=").rstrip("-")) >= 20 << 20
 
 
 def test_a_fetch_without_a_server_survives_kill_9(tmp_path, files, models):

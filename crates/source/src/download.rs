@@ -23,10 +23,13 @@ use std::{
 };
 use url::Url;
 use warmset_core::Digest;
-use warmset_store::{Origin, Staging, Store};
+use warmset_store::{Origin, Staging, Store, StoreError};
 
 /// Attempts that bring nothing new, in a row, before it is given up.
 const FRUITLESS_ATTEMPTS_MAX: u32 = 5;
+/// How long another fetch of the same file may take to end, and how often that is looked at.
+const STAGE_PATIENCE: Duration = Duration::from_secs(2);
+const STAGE_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -67,14 +70,27 @@ pub(crate) async fn download(
     remote: &Remote,
     progress: Progress<'_>,
 ) -> Result<Downloaded, FetchError> {
-    let (opened, key) = (store.clone(), remote.key.clone());
-    let staging = blocking(move || opened.stage(&key)).await??;
+    let staging = stage(store, &remote.key).await?;
     let mut download = Download { http, settings, remote, sink: Sink::new(staging), resumed: false };
     let limit = settings.timeout;
     let done = tokio::time::timeout(limit, download.run(progress)).await;
     let too_long = || FetchError::TooLong { location: remote.location.clone(), seconds: limit.as_secs() };
     let sha256 = done.map_err(|_| too_long())??;
     Ok(Downloaded { staging: download.sink.into_staging()?, sha256 })
+}
+
+/// Opens the place for a file. A fetch that was just given up may still be writing what it had.
+async fn stage(store: &Arc<Store>, key: &str) -> Result<Staging, FetchError> {
+    let began = Instant::now();
+    loop {
+        let (store, key) = (store.clone(), key.to_owned());
+        match blocking(move || store.stage(&key)).await? {
+            Err(StoreError::BeingFetched) if began.elapsed() < STAGE_PATIENCE => {
+                tokio::time::sleep(STAGE_PAUSE).await;
+            }
+            staged => return Ok(staged?),
+        }
+    }
 }
 
 /// Runs something that blocks.
