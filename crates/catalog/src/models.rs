@@ -8,7 +8,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
 use std::collections::BTreeMap;
-use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy};
+use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, targets::Targets};
 
 /// Models one catalog may hold.
 pub const MODELS_MAX: u64 = 10_000;
@@ -44,6 +44,12 @@ pub struct ModelSettings {
     pub pool: PoolName,
     /// Unloaded after so many seconds without a request.
     pub keep_alive_seconds: Option<f64>,
+    /// When it is to be warm whatever its demand, as written in the configuration.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub schedule: Vec<String>,
+    /// What its callers were promised.
+    #[serde(skip_serializing_if = "Targets::is_empty")]
+    pub slo: Targets,
     /// Accelerators it needs; 0 runs on the processor.
     pub accelerators: u32,
     /// Size and time of the source when it was taken, to see whether it has changed since.
@@ -70,6 +76,8 @@ impl Default for ModelSettings {
             fallback: None,
             pool: PoolName::default_pool(),
             keep_alive_seconds: None,
+            schedule: Vec::new(),
+            slo: Targets::default(),
             accelerators: 0,
             source_stamp: None,
             pinned_source: None,

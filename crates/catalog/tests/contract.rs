@@ -9,6 +9,7 @@ use warmset_core::{
     Digest, Footprint, Instant, ModelName, PoolName, Priority, WorkerId,
     forecast::Forecast,
     gateway::ColdPolicy,
+    targets::Targets,
     worker::{LoadTimings, Recollection},
 };
 
@@ -51,6 +52,8 @@ async fn a_model_comes_back_as_it_was_added() {
         fallback: Some(name("other")),
         pool: PoolName::new("small"),
         keep_alive_seconds: Some(0.5),
+        schedule: vec!["08:00-18:00 UTC".into()],
+        slo: Targets { ttft_p99_warm_ms: None, ttft_p99_cold_ms: Some(5_000) },
         accelerators: 2,
         source_stamp: Some("12 34".into()),
         pinned_source: Some("hf://org/a/b.gguf@0123".into()),

@@ -48,6 +48,7 @@ fn add_any_model(world: &mut World, random: &mut Random, number: u8) {
     model.pin = random.chance(8);
     model.parallel = 1 + u32::try_from(random.below(3)).expect("small");
     model.priority = any_class(random);
+    model.targets.ttft_p99_cold_ms = random.chance(40).then(|| u32::try_from(random.below(8_000)).expect("small"));
     model.keep_alive = random.chance(25).then(|| Duration::from_secs(1 + random.below(30)));
     model.pool = if random.chance(20) { PoolName::new("own") } else { PoolName::default_pool() };
     let behaviour = Behaviour {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+mod attainment;
 pub mod batches;
 pub mod clock;
 pub mod directory;

@@ -1,5 +1,6 @@
 //! Every metric, with typed methods. Names are those of the contract; the tenant is a label on counters only.
 
+use crate::attainment::Attainment;
 use crate::latency::Latencies;
 use prometheus_client::{
     encoding::{EncodeLabelSet, prometheus_text},
@@ -14,6 +15,7 @@ use std::{
 use warmset_core::{
     Digest, Instant, ModelName, Priority,
     inference::Usage,
+    targets::Targets,
     worker::{Fact, LedgerLine, LoadTimings, ModelState},
 };
 
@@ -99,6 +101,8 @@ pub struct Metrics {
     load_seconds: Family<PhaseLabels, Histogram, fn() -> Histogram>,
     evictions: Family<EvictionLabels, Counter>,
     preloads: Family<PreloadLabels, Counter>,
+    slo_attained: Family<TimeLabels, FloatGauge>,
+    attainment: Mutex<Attainment>,
     resident: Family<ResidentLabels, Gauge>,
     memory: Family<MemoryLabels, Gauge>,
     oldest_pending_load: FloatGauge,
@@ -141,6 +145,8 @@ impl Default for Metrics {
             load_seconds: seconds_family(),
             evictions: Family::default(),
             preloads: Family::default(),
+            slo_attained: Family::default(),
+            attainment: Mutex::default(),
             resident: Family::default(),
             memory: Family::default(),
             oldest_pending_load: FloatGauge::default(),
@@ -168,6 +174,8 @@ impl Metrics {
         registry.register("model_load_seconds", "Steps of loads", self.load_seconds.clone());
         registry.register("model_evictions", "Models told to leave memory", self.evictions.clone());
         registry.register("model_preloads", "Loads ahead of requests, by what became of them", self.preloads.clone());
+        let help = "Share of first tokens that came within the target";
+        registry.register("slo_attained_ratio", help, self.slo_attained.clone());
         registry.register("model_resident_bytes", "Bytes of loaded models", self.resident.clone());
         registry.register("memory_bytes", "Where the bytes of each tier are", self.memory.clone());
         let help = "Age of the oldest load that has not ended; 0 if none";
@@ -196,6 +204,18 @@ impl Metrics {
         self.latencies.record_first_token(model, start, seconds);
         let labels = TimeLabels { model: model.to_owned(), start: start.to_owned() };
         self.first_tokens.get_or_create(&labels).observe(seconds);
+        let mut attainment = self.attainment.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ratio) = attainment.note(model, start, seconds) {
+            self.slo_attained.get_or_create(&labels).set(ratio);
+        }
+    }
+
+    /// What was promised, by model. A model that is not named was promised nothing.
+    pub fn set_targets(&self, targets: BTreeMap<String, Targets>) {
+        let mut attainment = self.attainment.lock().unwrap_or_else(PoisonError::into_inner);
+        for (model, start) in attainment.replace(targets) {
+            self.slo_attained.remove(&TimeLabels { model, start: start.to_owned() });
+        }
     }
 
     /// Percentiles per model.

@@ -9,3 +9,5 @@ pub mod demand;
 pub mod events;
 pub mod node;
 pub mod peers;
+pub mod report;
+pub mod scenario;

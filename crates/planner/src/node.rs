@@ -8,10 +8,11 @@ use crate::{
 use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
     Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
-    forecast::Parts,
+    forecast::{Parts, WallTime},
+    targets::Targets,
     worker::{
-        Action, Event, EvictionReason, Exit, Fact, Generation, LoadTimings, ModelSpec, Settings, StartKind, Violation,
-        Worker,
+        Action, Event, EvictionReason, Exit, Fact, Generation, LoadTimings, ModelSpec, PreloadOutcome, Settings,
+        StartKind, Violation, Worker,
     },
 };
 
@@ -51,6 +52,10 @@ pub struct Outcome {
     pub rejected: u64,
     /// Loads begun.
     pub loads: u64,
+    /// Loads ahead of requests that saved a cold start.
+    pub preloads_used: u64,
+    /// Loads ahead of requests that nobody used.
+    pub preloads_wasted: u64,
     /// Models told to leave for others.
     pub evictions: u64,
     /// How long the cold ones waited for their start, all together.
@@ -104,6 +109,9 @@ impl Node {
             arrived: BTreeMap::new(),
             outcome: Outcome::default(),
         };
+        // The demand begins on a Monday at midnight.
+        let wall = WallTime { weekday: 0, second: 0 };
+        node.feed(Event::WallTime { wall, asleep: Duration::ZERO });
         for model in 0..node.costs.len() {
             node.configure(model);
         }
@@ -128,6 +136,7 @@ impl Node {
             measured: true,
             rewarm_seconds: cost.load.as_secs_f64(),
             memory_cap: None,
+            targets: Targets::default(),
         };
         self.feed(Event::Configure(spec));
     }
@@ -207,6 +216,8 @@ impl Node {
             Action::Abort { .. } | Action::Grant { .. } | Action::Measure { .. } => {}
             Action::Tell(Fact::LoadStarted { .. }) => self.outcome.loads += 1,
             Action::Tell(Fact::EvictionStarted { reason: EvictionReason::Memory, .. }) => self.outcome.evictions += 1,
+            Action::Tell(Fact::Preloaded { outcome: PreloadOutcome::Used, .. }) => self.outcome.preloads_used += 1,
+            Action::Tell(Fact::Preloaded { outcome: PreloadOutcome::Wasted, .. }) => self.outcome.preloads_wasted += 1,
             Action::Tell(_) => {}
         }
     }

@@ -1,6 +1,7 @@
 //! What administrators can do, over catalog, store, worker and gateway.
 
 use crate::{
+    clockwork::Schedules,
     fetch_events::Told,
     link::StoredArtifacts,
     profile,
@@ -69,6 +70,7 @@ pub(crate) struct Server {
     /// Names that are changing their meaning.
     pub(crate) promotions: Arc<Promotions>,
     pub(crate) configured: Configured,
+    pub(crate) schedules: Schedules,
 }
 
 impl Server {
@@ -82,7 +84,11 @@ impl Server {
     /// Lets the gateway's names mean what the catalog says.
     pub(crate) async fn publish(&self) -> Result<()> {
         let measured = self.measured().await?;
-        let entries = self.repository.all().await?.into_iter().map(|stored| Entry {
+        let stored = self.repository.all().await?;
+        let promised = stored.iter().filter(|stored| !stored.model.settings.slo.is_empty());
+        let targets = promised.map(|stored| (stored.model.name.to_string(), stored.model.settings.slo));
+        self.frontend.metrics().set_targets(targets.collect());
+        let entries = stored.into_iter().map(|stored| Entry {
             route: settings::route(&stored, measured.get(&stored.model.digest)),
             held: self.promotions.is_held(&stored.model.name),
             created_unix_seconds: stored.model.created_unix_milliseconds / 1000,
@@ -102,6 +108,7 @@ impl Server {
         self.artifacts.learn(digest, stored.manifest.files.iter().map(|file| file.sha256).collect());
         let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
         self.agent.configure(settings::model_config(stored, &self.repository.runtimes, measured.as_ref())?);
+        self.schedules.set(digest, &stored.model.settings.schedule);
         Ok(())
     }
 
@@ -197,6 +204,7 @@ impl Server {
         // First no name leads to it, then it drains.
         self.publish().await?;
         self.agent.forget(model.digest);
+        self.schedules.set(model.digest, &[]);
         self.artifacts.forget(&model.digest);
         Ok(json!({ "name": model.name, "digest": model.digest, "removed": true }))
     }

@@ -28,6 +28,7 @@ mod link;
 mod listeners;
 mod readiness;
 mod reload;
+mod schedule;
 mod serve;
 
 use std::process::ExitCode;

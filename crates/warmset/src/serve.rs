@@ -3,7 +3,7 @@
 use crate::{
     admin_backend::{Backend, Server},
     cli::ServeArguments,
-    clockwork,
+    clockwork::{self, Schedules},
     config::{self, Config},
     data::{DataLock, Locked},
     facts::{self, Listeners},
@@ -212,7 +212,11 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         draining: AtomicBool::new(false),
         promotions: Arc::default(),
         configured: Configured::new(plan.config_path.clone(), &plan.config),
+        schedules: Schedules::default(),
     });
+    for stored in server.repository.all().await? {
+        server.schedules.set(stored.model.digest, &stored.model.settings.schedule);
+    }
     server.publish().await?;
     frontend.worker_up(WORKER, Arc::new(LocalLink(agent.clone())));
     facts::follow(Listeners {
@@ -224,7 +228,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         repository,
     });
     // First the time: what is remembered is weighed by it.
-    clockwork::follow(server.agent.clone());
+    clockwork::follow(server.agent.clone(), server.schedules.clone());
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
     resume(&server).await;
     Ok(server)

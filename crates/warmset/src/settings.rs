@@ -167,6 +167,7 @@ pub(crate) fn model_config(
         measured: measured.is_some(),
         rewarm_seconds: rewarm_seconds(stored, measured),
         memory_cap: settings.memory_cap_bytes,
+        targets: settings.slo,
     };
     let engine = crate::repository::parse_engine(&settings.engine).map_err(|reason| anyhow::anyhow!(reason))?;
     let (files, context_tokens, command) = (stored.files.clone(), settings.context_tokens, stored.command(runtimes));

@@ -199,9 +199,10 @@ impl Model {
         self.waiting.iter().map(|waiter| waiter.since).min()
     }
 
-    /// Its longest waiting caller; behind every caller if nobody waits.
+    /// When its load must begin for its longest waiting caller; behind every caller if nobody waits.
     pub(super) fn first_in_line(&self) -> (Instant, RequestId) {
-        let arrivals = self.waiting.iter().map(|waiter| (waiter.since, waiter.request));
+        let slack = self.spec.targets.slack(self.spec.rewarm_seconds);
+        let arrivals = self.waiting.iter().map(|waiter| (waiter.since + slack, waiter.request));
         arrivals.min().unwrap_or((Instant(u64::MAX), RequestId(u64::MAX)))
     }
 

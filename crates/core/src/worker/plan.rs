@@ -80,7 +80,8 @@ impl Worker {
         }
     }
 
-    /// Due models in the order in which they are served: those asked for by class, then longest waiting; then what was
+    /// Due models in the order in which they are served: those asked for by class, then by when their load must
+    /// begin, then longest waiting; then what was
     /// here before a restart; of equals the one that is worth most, then by identity.
     fn due_models(&self, now: Instant) -> Vec<Digest> {
         let mut due: Vec<_> = self
@@ -165,10 +166,11 @@ impl Worker {
         others.filter(|other| other.predecessor.is_some_and(|(old, _)| old == digest)).count() > 0
     }
 
-    /// What dropping a model would lose, in seconds of rewarming per second.
+    /// What dropping a model would lose, in seconds of rewarming per second; those beyond its target weigh more.
     pub(super) fn loss(&self, now: Instant, model: &Model) -> f64 {
         let decayed = model.demand.per_second_at(now, self.settings.demand_half_life);
-        model.forecast.demand_per_second(self.moment(now), decayed) * model.spec.rewarm_seconds
+        model.forecast.demand_per_second(self.moment(now), decayed)
+            * model.spec.targets.weigh(model.spec.rewarm_seconds)
     }
 
     fn claim(&self, digest: Digest, pool: PoolName, footprint: &Footprint, devices: &[usize]) -> (PoolName, Held) {

@@ -19,7 +19,7 @@ use core::time::Duration;
 /// What is due must be worth this many times what leaves for it: less would trade one guess for another.
 const PRELOAD_MARGIN: f64 = 2.0;
 /// While something is due and not in memory, its chances are weighed this often.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Due models that are tried in one look, the most valuable first.
 const TRIED_MAX: usize = 4;
 /// How many times its load takes a model is looked at before it is due.
@@ -122,15 +122,16 @@ impl Worker {
         if self.draining || early || !idle_loader || self.agenda.closings.is_empty() || self.load_is_waited_for(now) {
             return;
         }
-        self.agenda.looked_at = now;
         let due = self.agenda.closings.iter().map(|(_, digest)| *digest);
         let mut candidates: Vec<(f64, Digest)> = due.filter_map(|digest| self.candidate(now, digest)).collect();
         candidates.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(one.cmp(other)));
         for (worth, digest) in candidates.into_iter().take(TRIED_MAX) {
             if self.preload(now, digest, worth, actions) {
+                // What comes next is looked for as soon as there is a load slot.
                 return;
             }
         }
+        self.agenda.looked_at = now;
     }
 
     fn load_is_waited_for(&self, now: Instant) -> bool {

@@ -5,6 +5,7 @@ use crate::{
     forecast::{self, Forecast, WallTime},
     ids::{Digest, ModelName, PoolName, Priority, RequestId, TenantId},
     memory::{Bytes, Footprint, MemoryVector},
+    targets::Targets,
     time::Instant,
 };
 use alloc::{string::String, vec::Vec};
@@ -44,6 +45,8 @@ pub struct ModelSpec {
     pub rewarm_seconds: f64,
     /// The most host bytes its process may take, enforced by the operating system.
     pub memory_cap: Option<Bytes>,
+    /// What its callers were promised.
+    pub targets: Targets,
 }
 
 /// How long the steps of one load took.

@@ -10,6 +10,7 @@ use std::{
 use warmset_core::{
     Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
     forecast::Parts,
+    targets::Targets,
     worker::{
         Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState, Rejection,
         Settings, StartKind, Worker,
@@ -96,6 +97,7 @@ pub fn spec(number: u8, bytes: u64) -> ModelSpec {
         measured: false,
         rewarm_seconds: 1.0,
         memory_cap: None,
+        targets: Targets::default(),
     }
 }
 

@@ -3,13 +3,14 @@
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
+    schedule::Window,
 };
 use clap::{
     Args, Parser, Subcommand,
     builder::{PathBufValueParser, TypedValueParser},
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use warmset_core::{Bytes, ModelName, Priority, gateway::ColdPolicy};
+use warmset_core::{Bytes, ModelName, Priority, gateway::ColdPolicy, targets::Targets};
 use warmset_engine::protocol::EngineKind;
 
 /// OpenAI's upper bound.
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     Admin(AdminCommand),
     /// Check this machine, the data directory and the server
     Doctor,
+    /// Replay demand through the machines that serve, on a virtual clock, and compare with others
+    Sim(SimArguments),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -76,6 +79,23 @@ pub(crate) enum Command {
         /// What kind of engine process
         role: Option<String>,
     },
+}
+
+/// `warmset sim`
+#[derive(Debug, Args)]
+pub(crate) struct SimArguments {
+    /// A scenario that is shipped (rare-models, office-hours), or a file that describes one
+    #[arg(value_name = "SCENARIO")]
+    pub(crate) scenario: String,
+    /// A recorded day in the place of synthetic demand: a table of the Azure Functions trace, .csv or .csv.gz
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// What synthetic demand and the moments within a trace's minutes are drawn from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Policies to compare [default: all]
+    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
+    pub(crate) compare: Vec<String>,
 }
 
 /// `warmset serve`
@@ -344,6 +364,15 @@ pub(crate) struct AddArguments {
     /// Unload after so long without a request
     #[arg(long, value_name = "DURATION", value_parser = units::parse_duration)]
     keep_alive: Option<Duration>,
+    /// When to keep it warm whatever its demand, such as "Mon-Fri 08:00-18:00 Europe/Berlin"
+    #[arg(long = "schedule", value_name = "WHEN", value_parser = parse_schedule)]
+    schedule: Vec<String>,
+    /// Target for the 99th percentile of the time to the first token while it is warm
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    ttft_p99_warm_ms: Option<u32>,
+    /// The same for requests that wait for its load
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    ttft_p99_cold_ms: Option<u32>,
     /// cpu, gpu, or gpu:N for N accelerators
     #[arg(long, value_parser = parse_accelerators)]
     device: Option<u32>,
@@ -352,6 +381,7 @@ pub(crate) struct AddArguments {
 impl AddArguments {
     /// The same as options.
     pub(crate) fn into_options(self) -> ModelOptions {
+        let slo = Targets { ttft_p99_warm_ms: self.ttft_p99_warm_ms, ttft_p99_cold_ms: self.ttft_p99_cold_ms };
         ModelOptions {
             name: self.name,
             source: self.source,
@@ -371,6 +401,8 @@ impl AddArguments {
             pool: self.pool,
             keep_alive_seconds: self.keep_alive.map(|duration| duration.as_secs_f64()),
             accelerators: self.device,
+            schedule: (!self.schedule.is_empty()).then_some(self.schedule),
+            slo: (!slo.is_empty()).then_some(slo),
         }
     }
 }
@@ -407,6 +439,10 @@ pub(crate) struct RunArguments {
 /// Engine processes work in `/`, so a relative directory would mean another one there.
 fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(std::path::absolute)
+}
+
+fn parse_schedule(text: &str) -> Result<String, String> {
+    Window::parse(text).map(|_| text.to_owned())
 }
 
 fn parse_cap(text: &str) -> Result<Bytes, String> {

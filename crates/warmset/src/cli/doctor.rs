@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     client::{CallError, Client},
-    config::units::format_bytes,
+    config::units::{format_bytes, format_seconds},
     data, machine,
     output::{self, Output, count, text_of},
-    repository::Repository,
+    repository::{Repository, cold_excess_seconds},
     settings,
 };
 use anyhow::Result;
@@ -102,9 +102,11 @@ async fn server(client: &Client, global: &GlobalArguments) -> Vec<Check> {
         Ok(documents) => documents,
         Err(error) => return vec![Check::failed("server", CallError::to_string(&error))],
     };
+    let promises = promises(&models);
     let models = listed(&models);
     let detail = format!("answers at {}, {}", client.authority(), count(models.len(), "model"));
     let mut checks = vec![memory(pool_of(&workers)), Check::ok("server", detail)];
+    checks.extend(promises);
     // Not by its name alone: the server may be on another machine, which has a directory of that name too.
     let said = workers["data"].as_str().map(PathBuf::from);
     let root = global.data.clone().or(said).unwrap_or_else(data::default_directory);
@@ -132,6 +134,22 @@ fn listed(document: &Value) -> Vec<(String, Vec<ManifestFile>)> {
     let models = document["models"].as_array().into_iter().flatten();
     let files = |model: &Value| serde_json::from_value(model["files"].clone()).unwrap_or_default();
     models.map(|model| (text_of(model, "name"), files(model))).collect()
+}
+
+/// Models that cannot keep on a cold start what their callers were promised. One that is pinned has none.
+fn promises(document: &Value) -> Vec<Check> {
+    let models = document["models"].as_array().into_iter().flatten().filter(|model| model["pin"] != true);
+    let broken = models.filter_map(|model| {
+        let excess = format_seconds(cold_excess_seconds(model)?);
+        let (name, target) = (text_of(model, "name"), text_of(&model["slo"], "ttft_p99_cold_ms"));
+        let cold = format_seconds(model["cold_seconds"].as_f64()?);
+        let detail = format!(
+            "{name}: a cold start takes {cold} here, {excess} more than its target of {target} ms: pin it (`warmset model \
+             pin {name}`), give it a pool of its own (a [worker] slice) or a schedule, or keep the data directory on a faster disk"
+        );
+        Some(Check::warning("targets", detail))
+    });
+    broken.collect()
 }
 
 /// Memory and reserve of a server's pool.
@@ -292,6 +310,21 @@ mod tests {
         check(Status::Failed, "has 2 bytes instead of 3");
         std::fs::write(&path, "abc").unwrap();
         check(Status::Ok, "1 file of 1 model there");
+    }
+
+    #[test]
+    fn a_promise_that_no_cold_start_keeps_is_named_with_what_to_do() {
+        let model = |pin: bool, target: u32, seconds: Option<f64>| json!({ "models": [{ "name": "a", "pin": pin, "slo": { "ttft_p99_cold_ms": target }, "cold_seconds": seconds }] });
+        let found = promises(&model(false, 2_000, Some(4.5)));
+        assert_eq!(found.len(), 1);
+        for words in
+            ["a: a cold start takes 4.50 s here, 2.50 s more than its target of 2000 ms", "pin it", "pool", "disk"]
+        {
+            assert!(found[0].detail.contains(words), "{found:?}");
+        }
+        for kept in [model(true, 2_000, Some(4.5)), model(false, 5_000, Some(4.5)), model(false, 2_000, None)] {
+            assert!(promises(&kept).is_empty());
+        }
     }
 
     #[test]

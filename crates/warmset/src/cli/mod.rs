@@ -10,6 +10,7 @@ mod listing;
 mod model;
 mod place;
 mod run;
+mod sim;
 mod top;
 mod version;
 
@@ -91,6 +92,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             let healthy = runtime()?.block_on(doctor::run(&global, output))?;
             Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
         }
+        Command::Sim(arguments) => done(sim::run(&arguments, output)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "warmset", &mut script);

@@ -15,7 +15,10 @@ use crate::{
         units::{format_bytes, format_seconds, format_span},
     },
     output::{Output, bytes_of, fields, short_digest_of, table, text_of},
-    repository::{ModelOptions, Repository, command_source, is_unknown, measurement_json, model_json, parse_name},
+    repository::{
+        ModelOptions, Repository, cold_excess_seconds, command_source, is_unknown, measurement_json, model_json,
+        parse_name,
+    },
     settings,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -387,6 +390,8 @@ fn show_text(document: &Value) -> String {
         ("keep_alive", keep_alive.map_or_else(|| "as long as it is worth its memory".to_owned(), format_seconds)),
         ("memory_cap", document["memory_cap_bytes"].as_u64().map_or_else(|| "none".to_owned(), format_bytes)),
         ("device", device_text(document)),
+        ("schedule", schedule_text(document)),
+        ("targets", targets_text(document)),
     ]);
     if let Some(forecast) = document["forecast"].as_object() {
         pairs.extend([("expected", expected_text(forecast)), ("preloads", preloads_text(forecast))]);
@@ -397,6 +402,24 @@ fn show_text(document: &Value) -> String {
         text += &format!("\nmeasured on {}:\n{}", text_of(measured, "worker_type"), measurement_text(measured));
     }
     text
+}
+
+fn schedule_text(document: &Value) -> String {
+    let windows = document["schedule"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let windows = windows.collect::<Vec<_>>().join("; ");
+    if windows.is_empty() { "none".to_owned() } else { windows }
+}
+
+/// What was promised, and whether a cold start can keep it.
+fn targets_text(document: &Value) -> String {
+    let target = |key: &str, what: &str| Some(format!("{} ms {what}", document["slo"][key].as_u64()?));
+    let both = [target("ttft_p99_warm_ms", "warm"), target("ttft_p99_cold_ms", "cold")];
+    let text = both.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    match cold_excess_seconds(document) {
+        Some(excess) => format!("{text} (a cold start takes {} longer)", format_seconds(excess)),
+        None if text.is_empty() => "none".to_owned(),
+        None => text,
+    }
 }
 
 /// When it is expected again, and why.

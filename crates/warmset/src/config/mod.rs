@@ -13,7 +13,7 @@ pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
 use crate::repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority};
 use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
-use warmset_core::{Bytes, Digest, ModelName, PoolName, forecast::Parts};
+use warmset_core::{Bytes, Digest, ModelName, PoolName, forecast::Parts, targets::Targets};
 use warmset_engine::protocol::{EngineKind, Runtime};
 
 /// The longest configuration file that is read.
@@ -221,6 +221,30 @@ fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> Residenc
     options
 }
 
+/// One schedule or several.
+fn schedules(value: &toml::de::DeValue<'_>) -> Result<Vec<String>, String> {
+    let texts = if value.is_str() { vec![reader::text(value)?] } else { reader::texts(value)? };
+    crate::schedule::parse_all(&texts)?;
+    Ok(texts)
+}
+
+/// `{ ttft_p99_warm_ms = 500, ttft_p99_cold_ms = 5000 }`, or one of both.
+fn targets(value: &toml::de::DeValue<'_>) -> Result<Targets, String> {
+    let known = "a table such as { ttft_p99_warm_ms = 500, ttft_p99_cold_ms = 5000 }";
+    let table = value.as_table().ok_or_else(|| format!("must be {known}"))?;
+    let mut targets = Targets::default();
+    for (key, value) in table {
+        let milliseconds =
+            reader::integer(1, u32::MAX)(value.get_ref()).map_err(|why| format!("{}: {why}", key.get_ref()));
+        match key.get_ref().as_ref() {
+            "ttft_p99_warm_ms" => targets.ttft_p99_warm_ms = Some(milliseconds?),
+            "ttft_p99_cold_ms" => targets.ttft_p99_cold_ms = Some(milliseconds?),
+            other => return Err(format!("there is no target {other}: must be {known}")),
+        }
+    }
+    Ok(targets)
+}
+
 /// All of the forecast, none of it, or the parts that are named.
 fn forecast_parts(value: &toml::de::DeValue<'_>) -> Result<Parts, String> {
     if let Some(all) = value.as_bool() {
@@ -322,6 +346,8 @@ fn read_model(reader: &mut Reader<'_>, mut section: Section<'_>, pools: Option<&
         pool: section.take(reader, "pool", reader::parsed(parse_pool)),
         keep_alive_seconds: keep_alive.map(|duration| duration.as_secs_f64()),
         accelerators: section.take(reader, "device", reader::parsed(parse_accelerators)),
+        schedule: section.take(reader, "schedule", schedules),
+        slo: section.take(reader, "slo", targets),
     };
     section.finish(reader);
     if let Some(Err(reason)) = pools.map(|pools| options.check_pool(pools)) {

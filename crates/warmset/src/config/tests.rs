@@ -187,3 +187,28 @@ proptest! {
         let _ = parse(&text);
     }
 }
+
+#[test]
+fn targets_schedules_and_parts_of_the_forecast_are_read() {
+    let model = "[[model]]\nname = \"a\"\nsource = \"a.gguf\"\n";
+    let text = format!(
+        "[residency]\nforecast = [\"intervals\", \"preload\"]\n{model}slo = {{ ttft_p99_cold_ms = 5000 }}\n\
+         schedule = \"Mon-Fri 08:00-18:00 UTC\"\n"
+    );
+    let config = parse(&text).unwrap();
+    let parts = config.residency.forecast.unwrap();
+    assert!(parts.preload && parts.intervals && !parts.time_of_day);
+    let read = &config.models[0];
+    assert_eq!(read.slo.unwrap().ttft_p99_cold_ms, Some(5_000));
+    assert_eq!(read.schedule.as_deref(), Some(&["Mon-Fri 08:00-18:00 UTC".to_owned()][..]));
+    for (wrong, words) in [
+        ("slo = { ttft_p99 = 1 }", "there is no target ttft_p99"),
+        ("slo = { ttft_p99_cold_ms = 0 }", "ttft_p99_cold_ms: must be between 1"),
+        ("schedule = \"always\"", "is no schedule"),
+    ] {
+        let problems = parse(&format!("{model}{wrong}\n")).unwrap_err();
+        assert!(problems[0].message.contains(words) && problems[0].line == 4, "{problems:?}");
+    }
+    let problems = parse("[residency]\nforecast = [\"luck\"]\n").unwrap_err();
+    assert!(problems[0].message.contains("no part of the forecast"), "{problems:?}");
+}

@@ -4,7 +4,7 @@ use super::{Stored, slots};
 use serde_json::{Value, json};
 use std::time::Duration;
 use warmset_catalog::Measurement;
-use warmset_core::{ModelName, forecast::Expectation, worker::ModelState};
+use warmset_core::{ModelName, forecast::Expectation, targets::Targets, worker::ModelState};
 
 /// A model as `model list --json` and the admin routes show it.
 pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&Measurement>) -> Value {
@@ -38,6 +38,9 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "cold": settings.cold, "fallback": settings.fallback,
         "keep_alive_seconds": settings.keep_alive_seconds,
         "accelerators": settings.accelerators,
+        "schedule": settings.schedule,
+        "slo": settings.slo,
+        "cold_seconds": measured.map(|measured| measured.timings.total_seconds()),
         "steady_bytes": steady.total_bytes(),
         "peak_bytes": peak.total_bytes(),
         "measured": measured.is_some(),
@@ -45,6 +48,12 @@ pub(crate) fn model_json(stored: &Stored, state: ModelState, measured: Option<&M
         "created_unix_milliseconds": model.created_unix_milliseconds,
         "updated_unix_milliseconds": model.updated_unix_milliseconds,
     })
+}
+
+/// How far beyond its target the measured cold start of a shown model ends, if it does.
+pub(crate) fn cold_excess_seconds(model: &Value) -> Option<f64> {
+    let targets: Targets = serde_json::from_value(model["slo"].clone()).ok()?;
+    targets.cold_excess_seconds(model["cold_seconds"].as_f64()?)
 }
 
 /// What is expected of a model, as `model show --json` shows it.

@@ -10,7 +10,7 @@ mod take;
 mod versions;
 
 pub(crate) use apply::{Applied, Wish};
-pub(crate) use document::{expectation_json, measurement_json, model_json};
+pub(crate) use document::{cold_excess_seconds, expectation_json, measurement_json, model_json};
 pub(crate) use options::{
     ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority, slots,
 };

@@ -4,7 +4,9 @@ use super::runtimes::command_source;
 use crate::config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool};
 use serde::{Deserialize, Serialize};
 use warmset_catalog::ModelSettings;
-use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, ids::join_names};
+use warmset_core::{
+    Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, ids::join_names, targets::Targets,
+};
 use warmset_engine::protocol::EngineKind;
 
 /// Accelerators one model may need.
@@ -32,6 +34,8 @@ pub(crate) struct ModelOptions {
     pub(crate) pool: Option<String>,
     pub(crate) keep_alive_seconds: Option<f64>,
     pub(crate) accelerators: Option<u32>,
+    pub(crate) schedule: Option<Vec<String>>,
+    pub(crate) slo: Option<Targets>,
 }
 
 impl ModelOptions {
@@ -92,6 +96,8 @@ impl ModelOptions {
             pool: self.pool.as_deref().map_or(before.pool, PoolName::new),
             keep_alive_seconds: self.keep_alive_seconds.or(before.keep_alive_seconds),
             accelerators: self.accelerators.unwrap_or(before.accelerators),
+            schedule: self.schedule.clone().unwrap_or(before.schedule),
+            slo: self.slo.unwrap_or(before.slo),
             source_stamp: before.source_stamp,
             pinned_source: before.pinned_source,
             fetch_seconds: before.fetch_seconds,
@@ -119,6 +125,10 @@ fn check(settings: &ModelSettings) -> Result<(), String> {
     }
     if settings.context_tokens > CONTEXT_TOKENS_MAX {
         return Err(format!("context_tokens must be at most {CONTEXT_TOKENS_MAX}"));
+    }
+    crate::schedule::parse_all(&settings.schedule)?;
+    if [settings.slo.ttft_p99_warm_ms, settings.slo.ttft_p99_cold_ms].contains(&Some(0)) {
+        return Err("a time to the first token of 0 ms cannot be met: give a target above 0".to_owned());
     }
     if settings.memory_cap_bytes == Some(0) {
         return Err("memory_cap must be more than 0: leave it out for the whole pool".to_owned());

@@ -82,6 +82,7 @@ fn model(number: u8, file: PathBuf) -> Result<ModelConfig, Box<dyn std::error::E
         measured: false,
         rewarm_seconds: 1.0,
         memory_cap: None,
+        targets: warmset_core::targets::Targets::default(),
     };
     Ok(ModelConfig {
         spec,

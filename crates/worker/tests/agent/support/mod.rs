@@ -177,6 +177,7 @@ impl World {
             measured: false,
             rewarm_seconds: 1.0,
             memory_cap: None,
+            targets: warmset_core::targets::Targets::default(),
         };
         change(&mut model);
         let engine = EngineKind::Synthetic;

@@ -1,0 +1,144 @@
+//! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
+
+use super::arguments::SimArguments;
+use crate::output::{Output, table, text_of};
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use std::{
+    fs::File,
+    io::{BufReader, Read},
+    path::Path,
+};
+use warmset_planner::{
+    report::{POLICIES, compare},
+    scenario::{SHIPPED, Scenario},
+};
+
+/// The longest file that is read, unpacked.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+/// The longest description of a scenario.
+const SCENARIO_BYTES_MAX: u64 = 1 << 20;
+
+/// Runs a scenario and prints what came of it.
+pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
+    let policies = policies(&arguments.compare)?;
+    let scenario = scenario(&arguments.scenario)?;
+    let trace = arguments.trace.as_deref().map(read_trace).transpose()?;
+    let demand = scenario.demand(arguments.seed, trace.as_deref())?;
+    let mut rows = Vec::new();
+    for slots in &scenario.slots {
+        for policy in &policies {
+            let _spinner = output.spinner(&format!("{policy}, room for {slots} models"));
+            let row = compare(&scenario, &demand, *slots, policy);
+            rows.push(
+                row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))?,
+            );
+        }
+    }
+    let document = json!({
+        "scenario": arguments.scenario,
+        "description": scenario.description.trim(),
+        "demand": arguments.trace.as_ref().map_or_else(|| json!("synthetic"), |path| json!(path)),
+        "seed": arguments.seed,
+        "models": demand.models,
+        "requests": demand.arrivals.len(),
+        "load_seconds": scenario.load_seconds,
+        "run_seconds": scenario.run_seconds,
+        "rows": rows,
+    });
+    output.result(&document, text);
+    Ok(())
+}
+
+/// The policies that were asked for, in the order of the table.
+fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
+    let known = POLICIES.map(|(name, _)| name);
+    if let Some(unknown) = wanted.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!("there is no policy {unknown}: there are {}", known.join(", "));
+    }
+    Ok(known.into_iter().filter(|name| wanted.is_empty() || wanted.iter().any(|other| other == name)).collect())
+}
+
+fn scenario(name: &str) -> Result<Scenario> {
+    let is_file = name.contains('/') || Path::new(name).extension().is_some_and(|ending| ending == "toml");
+    if is_file && !SHIPPED.iter().any(|(known, _)| *known == name) {
+        let text = read(File::open(name).with_context(|| format!("cannot read {name}"))?, SCENARIO_BYTES_MAX)?;
+        return Scenario::parse(&text).with_context(|| format!("in {name}"));
+    }
+    Ok(Scenario::shipped(name)?)
+}
+
+/// A trace as text, unpacked if it is packed.
+fn read_trace(path: &Path) -> Result<String> {
+    let file = BufReader::new(File::open(path).with_context(|| format!("cannot read the trace {}", path.display()))?);
+    let packed = path.extension().is_some_and(|ending| ending == "gz");
+    let text = if packed {
+        read(flate2::bufread::MultiGzDecoder::new(file), FILE_BYTES_MAX)
+    } else {
+        read(file, FILE_BYTES_MAX)
+    };
+    text.with_context(|| format!("cannot read the trace {}", path.display()))
+}
+
+fn read(source: impl Read, limit: u64) -> Result<String> {
+    let mut text = String::new();
+    let length = source.take(limit + 1).read_to_string(&mut text)?;
+    if length as u64 > limit {
+        bail!("it has more than {limit} bytes");
+    }
+    Ok(text)
+}
+
+fn text(document: &Value) -> String {
+    let rows = document["rows"].as_array().into_iter().flatten().map(|row| {
+        let number = |key: &str| row[key].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
+        vec![
+            text_of(row, "slots"),
+            text_of(row, "policy"),
+            format!("{:.1} %", 100.0 * row["cold_share"].as_f64().unwrap_or(0.0)),
+            text_of(row, "cold"),
+            row["loads"].as_u64().map_or_else(|| "-".to_owned(), |loads| loads.to_string()),
+            row["preloads_used"].as_u64().map_or_else(|| "-".to_owned(), |used| used.to_string()),
+            row["preloads_wasted"].as_u64().map_or_else(|| "-".to_owned(), |wasted| wasted.to_string()),
+            number("cold_wait_mean_seconds"),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    let heads = ["ROOM FOR", "POLICY", "COLD", "REQUESTS", "LOADS", "AHEAD: USED", "WASTED", "COLD WAIT, S"];
+    format!(
+        "{}\n{} models, {} requests ({}), seed {}, a load takes {} s\n{}",
+        text_of(document, "description"),
+        text_of(document, "models"),
+        text_of(document, "requests"),
+        text_of(document, "demand"),
+        text_of(document, "seed"),
+        text_of(document, "load_seconds"),
+        table(&heads, rows),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn policies_are_known_and_in_the_order_of_the_table() {
+        assert_eq!(policies(&["lru".to_owned(), "warmset".to_owned()]).unwrap(), ["warmset", "lru"]);
+        assert_eq!(policies(&[]).unwrap().len(), POLICIES.len());
+        assert!(policies(&["magic".to_owned()]).unwrap_err().to_string().contains("no-forecast"));
+    }
+
+    #[test]
+    fn a_packed_trace_is_unpacked_and_a_missing_one_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("day.csv.gz");
+        let mut packed = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
+        packed.write_all(b"HashFunction,1,2\na,0,3\n").unwrap();
+        packed.finish().unwrap();
+        assert_eq!(read_trace(&path).unwrap(), "HashFunction,1,2\na,0,3\n");
+        let missing = read_trace(Path::new("/nonexistent.csv")).unwrap_err();
+        assert!(format!("{missing:#}").contains("cannot read the trace /nonexistent.csv"));
+        assert!(scenario("nothing").unwrap_err().to_string().contains("rare-models"));
+    }
+}
