@@ -6,6 +6,7 @@
 pub mod port;
 pub mod protocol;
 
+mod calls;
 pub mod child;
 pub mod command;
 pub mod frame;

@@ -252,12 +252,19 @@ mod tests {
 
     #[test]
     fn this_process_is_measured_as_it_grows() {
+        const GROWTH_BYTES: u64 = 32 << 20;
         let pid = std::process::id();
-        let before = Measurement::of(pid, &[]).unwrap();
-        // Else the optimiser would do without the memory.
-        let grown = std::hint::black_box(vec![1_u8; 32 << 20]);
+        let seen_growing = || {
+            let before = Measurement::of(pid, &[]).unwrap();
+            // Else the optimiser would do without the memory.
+            let grown = std::hint::black_box(vec![1_u8; GROWTH_BYTES as usize]);
+            let after = Measurement::of(pid, &[]).unwrap();
+            drop(grown);
+            after.anonymous_bytes >= before.anonymous_bytes + GROWTH_BYTES - (1 << 20)
+        };
+        // Other tests of this process may give memory back at the same time.
+        assert!((0..50).any(|_| seen_growing()));
         let after = Measurement::of(pid, &[]).unwrap();
-        assert!(after.anonymous_bytes >= before.anonymous_bytes + (grown.len() as u64) - (1 << 20));
         assert!(after.peak_resident_bytes >= after.anonymous_bytes);
         assert!(after.other_file_bytes > 0, "the program's own pages");
     }

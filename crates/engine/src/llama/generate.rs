@@ -7,22 +7,26 @@ use super::{
     context::{BATCH_TOKENS_MAX, Batch},
     load::Loaded,
     logprobs::PendingLogprobs,
-    request::{Clock, Generation, Refusal},
+    request::{Clock, Generation, Refusal, grammar_param},
     sampler::{Candidates, Sampler},
     sys::Token,
     text::TextFilter,
 };
 use crate::{
+    calls::{CallParser, may_call},
     port::Report,
-    protocol::{FinishReason, FromEngine, Timings, Usage},
+    protocol::{FinishReason, FromEngine, Output, Timings, Usage},
 };
 use std::{collections::BTreeMap, time::Instant};
+use warmset_grammar::{Constraint, GrammarError};
 
 /// Prompt tokens in one batch while choices are being decoded: what they wait for in between.
 const MIXED_PREFILL_TOKENS: usize = 128;
 /// Below this many tokens llama.cpp's attention takes another path, which is slower and rounds differently. Prompts
 /// are cut in multiples of it.
 const PREFILL_MULTIPLE: usize = 64;
+
+const NOT_A_NUMBER: &str = "the model's output is not a number; its weights may be damaged";
 
 /// One choice on its sequence.
 struct Running {
@@ -35,6 +39,10 @@ struct Running {
     sampler: Sampler,
     filter: TextFilter,
     logprobs: PendingLogprobs,
+    /// What it is held to.
+    constraint: Option<Constraint>,
+    /// Finds calls of functions in its text.
+    calls: Option<CallParser>,
     /// Where in the current batch its logits are.
     output: Option<usize>,
     finish: Option<FinishReason>,
@@ -44,6 +52,39 @@ impl Running {
     /// Tokens in the cache.
     fn cached(&self) -> usize {
         self.prefilled + self.generated.len().saturating_sub(1)
+    }
+
+    /// Picks its next token, which keeps to what it is held to.
+    fn pick(
+        &mut self,
+        loaded: &Loaded,
+        logits: &[f32],
+        candidates: &mut Candidates,
+        output: &Output,
+    ) -> Result<Token, Refusal> {
+        let unkept = |error: GrammarError| Refusal::invalid(grammar_param(output), error.to_string());
+        if let Some(constraint) = &mut self.constraint {
+            constraint.look().map_err(unkept)?;
+        }
+        let picked = self.sampler.pick(logits, candidates, self.constraint.as_ref());
+        let token = picked.ok_or_else(|| Refusal::internal(NOT_A_NUMBER))?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.take(token as u32).map_err(unkept)?;
+        }
+        if let Some(top) = output.logprobs {
+            self.logprobs.push(&loaded.model, logits, token, top);
+        }
+        Ok(token)
+    }
+
+    /// Sends the text that may be shown.
+    fn tell_text(&mut self, report: Report<'_>) {
+        let (request, choice, last) = (self.request, self.choice, self.finish.is_some());
+        match &mut self.calls {
+            Some(calls) => calls.push(&self.filter.take(), last, (request, choice)).into_iter().for_each(report),
+            None if self.filter.is_empty() => {}
+            None => report(FromEngine::Delta { request, choice, text: self.filter.take() }),
+        }
     }
 }
 
@@ -127,6 +168,7 @@ impl Generations {
             }
             self.pick_tokens(loaded, report);
         }
+        self.fail_refused(loaded, report);
         self.tell(loaded, report);
     }
 
@@ -173,6 +215,8 @@ impl Generations {
             sampler,
             filter,
             logprobs: PendingLogprobs::default(),
+            constraint: generation.constraint.clone(),
+            calls: may_call(generation.job.output.tools.as_ref()).then(CallParser::new),
             output: None,
             finish: None,
         };
@@ -217,15 +261,13 @@ impl Generations {
         let Some(running) = self.slots[sequence].as_mut() else { return };
         let Some(generation) = self.all.get_mut(&running.request) else { return };
         let Some(logits) = generation.first_logits.as_deref() else { return };
-        let token = running.sampler.pick(logits, &mut self.candidates);
-        if let (Some(token), Some(top)) = (token, generation.job.output.logprobs) {
-            running.logprobs.push(&loaded.model, logits, token, top);
-        }
+        let picked = running.pick(loaded, logits, &mut self.candidates, &generation.job.output);
         if generation.choices_started == generation.job.choices {
             generation.first_logits = None;
         }
-        if let Some(token) = token {
-            take_token(loaded, generation, running, token, &mut self.pieces);
+        match picked {
+            Ok(token) => take_token(loaded, generation, running, token, &mut self.pieces),
+            Err(refusal) => generation.refusal = Some(refusal),
         }
     }
 
@@ -305,18 +347,23 @@ impl Generations {
             if running.generated.is_empty() && generation.is_waiting() && generation.first_logits.is_none() {
                 generation.first_logits = Some(logits.to_vec());
             }
-            match running.sampler.pick(logits, &mut self.candidates) {
-                Some(token) => {
-                    if let Some(top) = generation.job.output.logprobs {
-                        running.logprobs.push(&loaded.model, logits, token, top);
-                    }
-                    take_token(loaded, generation, running, token, &mut self.pieces);
-                }
-                None => broken.push(running.request),
+            match running.pick(loaded, logits, &mut self.candidates, &generation.job.output) {
+                Ok(token) => take_token(loaded, generation, running, token, &mut self.pieces),
+                Err(refusal) => generation.refusal = Some(refusal),
             }
         }
         for request in broken {
-            let refusal = Refusal::internal("the model's output is not a number; its weights may be damaged");
+            self.fail(loaded, request, Refusal::internal(NOT_A_NUMBER), report);
+        }
+    }
+
+    /// Ends requests that cannot go on.
+    fn fail_refused(&mut self, loaded: &mut Loaded, report: Report<'_>) {
+        let mut refused = Vec::new();
+        for generation in self.all.values_mut() {
+            refused.extend(generation.refusal.take().map(|refusal| (generation.request, refusal)));
+        }
+        for (request, refusal) in refused {
             self.fail(loaded, request, refusal, report);
         }
     }
@@ -332,12 +379,16 @@ impl Generations {
                 if !tokens.is_empty() {
                     report(FromEngine::Logprobs { request, choice, tokens });
                 }
-                if !running.filter.is_empty() {
-                    report(FromEngine::Delta { request, choice, text: running.filter.take() });
-                }
+                running.tell_text(report);
             }
             let Some(finish) = finish else { continue };
-            if let Some(text) = running.filter.stop_text() {
+            let stop_text = running.filter.stop_text();
+            let called = running.calls.as_ref().is_some_and(CallParser::has_called);
+            let finish = match finish {
+                FinishReason::Stop if called && stop_text.is_none() => FinishReason::ToolCalls,
+                other => other,
+            };
+            if let Some(text) = stop_text {
                 report(FromEngine::StopText { request, choice, text });
             }
             report(FromEngine::ChoiceDone { request, choice, finish });
@@ -371,13 +422,15 @@ fn take_token(loaded: &Loaded, generation: &mut Generation, running: &mut Runnin
     let mut stopped = false;
     if !ended {
         pieces.clear();
-        loaded.model.append_piece(token, false, pieces);
+        let is_mark = running.calls.is_some() && loaded.words().is_ok_and(|words| words.is_mark(token));
+        loaded.model.append_piece(token, is_mark, pieces);
         stopped = running.filter.push(pieces);
     }
+    let complete = running.constraint.as_ref().is_some_and(Constraint::is_complete);
     let generated = running.generated.len();
     let full = generation.prompt.len() + generated >= loaded.info.context_tokens as usize;
     let limited = generation.job.max_tokens.is_some_and(|most| generated >= most as usize);
-    running.finish = if ended || stopped {
+    running.finish = if ended || stopped || complete {
         Some(FinishReason::Stop)
     } else if full || limited {
         Some(FinishReason::Length)

@@ -4,7 +4,7 @@ use super::{
     context::{BATCH_TOKENS_MAX, Batch, Context, ContextOptions},
     embed::CHUNK_TOKENS,
     prefetch::ReadAhead,
-    sys::{self, Accelerator, Model},
+    sys::{self, Accelerator, Model, Token},
 };
 use crate::{
     gguf::{self, Header},
@@ -13,9 +13,11 @@ use crate::{
     template::{CHATML, ChatTemplate, TemplateError},
 };
 use std::{
+    cell::OnceCell,
     rc::Rc,
     time::{Duration, Instant},
 };
+use warmset_grammar::{CALL_BEGIN, CALL_END, GrammarError, Vocabulary};
 
 /// Tokens per sequence where nobody says how many.
 const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
@@ -36,6 +38,50 @@ pub(super) struct Loaded {
     pub(super) info: LoadedInfo,
     /// Whether one batch must hold whole inputs: the model pools them by itself.
     pub(super) pools: bool,
+    /// Prepared by the first request that is held to a grammar.
+    words: OnceCell<Result<Words, GrammarError>>,
+}
+
+/// The vocabulary as grammars see it.
+pub(super) struct Words {
+    pub(super) vocabulary: Vocabulary,
+    /// Tokens that are hidden elsewhere, and mark calls of functions in models that were made for them.
+    marks: Vec<Token>,
+}
+
+impl Loaded {
+    pub(super) fn words(&self) -> Result<&Words, GrammarError> {
+        self.words.get_or_init(|| Words::of(&self.model)).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl Words {
+    fn of(model: &Model) -> Result<Self, GrammarError> {
+        let count = model.vocabulary_tokens();
+        let (mut tokens, mut ends, mut marks) = (Vec::with_capacity(count), Vec::new(), Vec::new());
+        for token in 0..count as Token {
+            let mut bytes = Vec::new();
+            if model.is_end(token) {
+                ends.push(token as u32);
+            } else {
+                model.append_piece(token, false, &mut bytes);
+                if bytes.is_empty() {
+                    let text = model.text_of(Some(token));
+                    if text == CALL_BEGIN || CALL_END.ends_with(&text) && text.starts_with('<') {
+                        marks.push(token);
+                        bytes = text.into_bytes();
+                    }
+                }
+            }
+            tokens.push(bytes);
+        }
+        Ok(Self { vocabulary: Vocabulary::new(&tokens, &ends)?, marks })
+    }
+
+    /// Whether a token marks a call though it is hidden elsewhere.
+    pub(super) fn is_mark(&self, token: Token) -> bool {
+        self.marks.contains(&token)
+    }
 }
 
 fn permanent(message: String) -> LoadFailure {
@@ -87,7 +133,7 @@ pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, 
         warm_up_seconds: warm_up_begin.elapsed().as_secs_f64(),
     };
     let template = chat_template(&model, &header);
-    Ok(Loaded { model, context, template, info, pools })
+    Ok(Loaded { model, context, template, info, pools, words: OnceCell::new() })
 }
 
 fn chosen_accelerators(indices: &[u32]) -> Result<Vec<Accelerator>, LoadFailure> {

@@ -2,11 +2,13 @@
 
 use super::{load::Loaded, sys::Token};
 use crate::{
-    protocol::{FailureKind, GenerateJob, Prompt, Sampling, TokensOrText},
+    calls::may_call,
+    protocol::{FailureKind, GenerateJob, Output, Prompt, Sampling, TextFormat, TokensOrText, Tools},
     template::TemplateError,
 };
 use std::time::{Duration, Instant};
 use warmset_core::inference::{CHOICES_MAX, TOP_LOGPROBS_MAX};
+use warmset_grammar::Constraint;
 
 /// The most stop texts of one request.
 const STOPS_MAX: usize = 64;
@@ -28,7 +30,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self { kind: FailureKind::InvalidRequest, message: message.into(), param: Some(param) }
     }
 
@@ -51,6 +53,10 @@ pub(super) struct Generation {
     pub(super) completion_tokens: u32,
     /// The prompt's last logits, while choices are left that begin with them.
     pub(super) first_logits: Option<Vec<f32>>,
+    /// What each choice begins with, if it is held to a grammar.
+    pub(super) constraint: Option<Constraint>,
+    /// Why it cannot go on.
+    pub(super) refusal: Option<Refusal>,
     pub(super) clock: Clock,
 }
 
@@ -81,7 +87,8 @@ impl Generation {
             return Err(Refusal::invalid("model", "this model computes embeddings and cannot generate text"));
         }
         check(&job, loaded)?;
-        let prompt = tokenize(loaded, &job.prompt)?;
+        let constraint = constraint(loaded, &job.output)?;
+        let prompt = tokenize(loaded, &job)?;
         check_length(prompt.len(), loaded.info.context_tokens)?;
         let choices = job.choices as usize;
         Ok(Self {
@@ -94,6 +101,8 @@ impl Generation {
             choices_done: vec![false; choices],
             completion_tokens: 0,
             first_logits: None,
+            constraint,
+            refusal: None,
             clock: Clock { received, prefill_begin: None, first_token: None, last_token: None },
         })
     }
@@ -167,9 +176,28 @@ fn check_sampling(sampling: &Sampling, loaded: &Loaded) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn tokenize(loaded: &Loaded, prompt: &Prompt) -> Result<Vec<Token>, Refusal> {
-    let mut tokens = match prompt {
-        Prompt::Chat { messages } => chat_tokens(loaded, messages)?,
+/// The parameter that a grammar comes from.
+pub(super) fn grammar_param(output: &Output) -> &'static str {
+    match &output.format {
+        None => "tools",
+        Some(TextFormat::Gbnf { .. }) => "grammar",
+        Some(TextFormat::JsonObject | TextFormat::JsonSchema { .. }) => "response_format",
+    }
+}
+
+fn constraint(loaded: &Loaded, output: &Output) -> Result<Option<Constraint>, Refusal> {
+    let grammar = match (&output.format, &output.tools) {
+        (Some(format), _) => warmset_grammar::format(format),
+        (None, Some(tools)) if may_call(Some(tools)) => warmset_grammar::calls(tools),
+        _ => return Ok(None),
+    };
+    let constrained = grammar.and_then(|grammar| loaded.words()?.vocabulary.constrain(&grammar));
+    constrained.map(Some).map_err(|error| Refusal::invalid(grammar_param(output), error.to_string()))
+}
+
+fn tokenize(loaded: &Loaded, job: &GenerateJob) -> Result<Vec<Token>, Refusal> {
+    let mut tokens = match &job.prompt {
+        Prompt::Chat { messages } => chat_tokens(loaded, messages, job.output.tools.as_ref())?,
         Prompt::Text { text } => text_tokens(loaded, text, true, "prompt")?,
         Prompt::Tokens { tokens } => given_tokens(loaded, tokens, "prompt")?,
     };
@@ -181,13 +209,13 @@ fn tokenize(loaded: &Loaded, prompt: &Prompt) -> Result<Vec<Token>, Refusal> {
     Ok(tokens)
 }
 
-fn chat_tokens(loaded: &Loaded, messages: &str) -> Result<Vec<Token>, Refusal> {
+fn chat_tokens(loaded: &Loaded, messages: &str, tools: Option<&Tools>) -> Result<Vec<Token>, Refusal> {
     let failed = |error: &TemplateError| match error {
         TemplateError::Messages(words) => Refusal::invalid("messages", words.clone()),
         other => Refusal { kind: FailureKind::Template, message: other.to_string(), param: None },
     };
     let template = loaded.template.as_ref().map_err(failed)?;
-    let text = template.render(messages).map_err(|error| failed(&error))?;
+    let text = template.render_with_tools(messages, tools).map_err(|error| failed(&error))?;
     let mut tokens = text_tokens(loaded, &text, false, "messages")?;
     // Most templates write the begin token, some leave it to the tokenizer.
     if let Some(begin) = loaded.model.begin_token()

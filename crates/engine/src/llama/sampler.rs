@@ -6,6 +6,7 @@ use super::sys::{Model, Token};
 use crate::protocol::Sampling;
 use llama_cpp_sys_2 as c;
 use std::ptr::NonNull;
+use warmset_grammar::Constraint;
 
 /// Tokens that the repetition penalty looks back on, as in llama.cpp.
 const REPEAT_TOKENS: usize = 64;
@@ -74,11 +75,17 @@ impl Sampler {
         }
     }
 
-    /// Picks the next token and remembers it. None if no logit is a number.
-    pub(super) fn pick(&mut self, logits: &[f32], candidates: &mut Candidates) -> Option<Token> {
-        match self {
-            Self::Greedy => greatest(logits),
-            Self::Chain(chain) => chain.pick(logits, candidates),
+    /// Picks the next token among those that are allowed, and remembers it. None if no logit is a number.
+    pub(super) fn pick(
+        &mut self,
+        logits: &[f32],
+        candidates: &mut Candidates,
+        allowed: Option<&Constraint>,
+    ) -> Option<Token> {
+        match (self, allowed) {
+            (Self::Greedy, None) => greatest(logits),
+            (Self::Greedy, Some(allowed)) => greatest_allowed(logits, allowed),
+            (Self::Chain(chain), allowed) => chain.pick(logits, candidates, allowed),
         }
     }
 }
@@ -116,13 +123,13 @@ impl Chain {
         }
     }
 
-    fn pick(&mut self, logits: &[f32], candidates: &mut Candidates) -> Option<Token> {
+    fn pick(&mut self, logits: &[f32], candidates: &mut Candidates, allowed: Option<&Constraint>) -> Option<Token> {
         candidates.clear();
-        candidates.extend(logits.iter().enumerate().map(|(id, logit)| c::llama_token_data {
-            id: id as Token,
-            logit: *logit,
-            p: 0.0,
-        }));
+        let all = logits.iter().enumerate().filter(|(id, _)| allowed.is_none_or(|allowed| allowed.allows(*id)));
+        candidates.extend(all.map(|(id, logit)| c::llama_token_data { id: id as Token, logit: *logit, p: 0.0 }));
+        if candidates.is_empty() {
+            return None;
+        }
         let mut array = c::llama_token_data_array {
             data: candidates.as_mut_ptr(),
             size: candidates.len(),
@@ -175,6 +182,13 @@ fn greatest(logits: &[f32]) -> Option<Token> {
     let most =
         lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |most, value| if *value > most { *value } else { most });
     logits.iter().position(|value| *value == most).map(|index| index as Token)
+}
+
+fn greatest_allowed(logits: &[f32], allowed: &Constraint) -> Option<Token> {
+    let candidates = logits.iter().enumerate().filter(|(token, logit)| allowed.allows(*token) && !logit.is_nan());
+    // Among equals the first one, as without a constraint.
+    let best = candidates.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map(|(token, _)| token as Token)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::text::{self, StopFilter};
 use crate::{
+    calls::{CallParser, may_call},
     port::Report,
     protocol::{FinishReason, FromEngine, GenerateJob, Timings, Usage},
 };
@@ -22,6 +23,8 @@ struct Sequence {
     filter: StopFilter,
     /// The whole text, when it is not streamed.
     whole: String,
+    /// Finds calls of functions in the text.
+    calls: Option<CallParser>,
     finished: bool,
 }
 
@@ -36,6 +39,8 @@ pub(super) struct Generation {
     tokens_max: u32,
     stream: bool,
     logprobs: Option<u32>,
+    /// What every choice says, if that is not free.
+    script: Option<Vec<String>>,
     sequences: Vec<Sequence>,
     received: Instant,
     first_token: Option<Instant>,
@@ -44,7 +49,14 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    pub(super) fn new(request: u64, job: &GenerateJob, prompt: &[u8], prompt_tokens: u32, context_tokens: u32) -> Self {
+    pub(super) fn new(
+        request: u64,
+        job: &GenerateJob,
+        (prompt, prompt_tokens): (&[u8], u32),
+        context_tokens: u32,
+        script: Option<Vec<String>>,
+    ) -> Self {
+        let scripted = script.as_ref().map(|script| u32::try_from(script.len()).unwrap_or(u32::MAX));
         let room = context_tokens.saturating_sub(prompt_tokens);
         // Greedy text does not depend on the seed.
         let seed = if job.sampling.temperature > 0.0 { job.sampling.seed.unwrap_or(0) } else { 0 };
@@ -56,9 +68,10 @@ impl Generation {
                 Sequence {
                     text_seed,
                     generated: 0,
-                    natural_tokens: (!job.ignore_end).then_some(NATURAL_TOKENS_MIN + more),
+                    natural_tokens: scripted.or((!job.ignore_end).then_some(NATURAL_TOKENS_MIN + more)),
                     filter: StopFilter::new(&job.stop),
                     whole: String::new(),
+                    calls: may_call(job.output.tools.as_ref()).then(CallParser::new),
                     finished: false,
                 }
             })
@@ -71,6 +84,7 @@ impl Generation {
             tokens_max: job.max_tokens.unwrap_or(u32::MAX).min(room),
             stream: job.stream,
             logprobs: job.output.logprobs,
+            script,
             sequences,
             received: Instant::now(),
             first_token: None,
@@ -100,7 +114,9 @@ impl Generation {
             used += 1;
             let mut shown = String::new();
             if sequence.generated < self.tokens_max {
-                shown = sequence.filter.push(&text::piece(sequence.text_seed, sequence.generated));
+                let scripted = self.script.as_ref().and_then(|script| script.get(sequence.generated as usize));
+                let piece = scripted.cloned().unwrap_or_else(|| text::piece(sequence.text_seed, sequence.generated));
+                shown = sequence.filter.push(if self.script.is_some() && scripted.is_none() { "" } else { &piece });
                 sequence.generated += 1;
                 let now = Instant::now();
                 self.first_token.get_or_insert(now);
@@ -123,10 +139,16 @@ impl Generation {
                 let tokens = text::logprobs(&shown, top);
                 report(FromEngine::Logprobs { request: self.request, choice, tokens });
             }
-            if !shown.is_empty() {
+            if let Some(calls) = &mut sequence.calls {
+                calls.push(&shown, finish.is_some(), (self.request, choice)).into_iter().for_each(&mut *report);
+            } else if !shown.is_empty() {
                 report(FromEngine::Delta { request: self.request, choice, text: shown });
             }
             if let Some(finish) = finish {
+                let called = sequence.calls.as_ref().is_some_and(CallParser::has_called);
+                let stopped = sequence.filter.stopped().is_some();
+                let is_call = called && finish == FinishReason::Stop && !stopped;
+                let finish = if is_call { FinishReason::ToolCalls } else { finish };
                 sequence.finished = true;
                 if let Some(stop) = sequence.filter.stopped() {
                     report(FromEngine::StopText { request: self.request, choice, text: stop.to_owned() });

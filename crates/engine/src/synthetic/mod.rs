@@ -4,6 +4,7 @@
 //! an engine process.
 
 mod generation;
+mod script;
 mod text;
 
 use crate::{
@@ -192,7 +193,15 @@ impl SyntheticEngine {
                 param: None,
             });
         }
-        self.generations.push(Generation::new(request, job, &text, prompt_tokens, self.context_tokens));
+        let script = match script::pieces(&job.output) {
+            Ok(script) => script,
+            Err(error) => {
+                let (kind, message) = (FailureKind::InvalidRequest, error.to_string());
+                return report(FromEngine::Failed { request, kind, message, param: Some("response_format".into()) });
+            }
+        };
+        let prompt = (text.as_slice(), prompt_tokens);
+        self.generations.push(Generation::new(request, job, prompt, self.context_tokens, script));
         report(FromEngine::Prepared { request, prompt_tokens });
     }
 

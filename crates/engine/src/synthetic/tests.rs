@@ -1,7 +1,7 @@
 //! The synthetic engine, driven in this process as its process drives it.
 
 use super::*;
-use crate::protocol::{EngineKind, FinishReason, Output, Sampling};
+use crate::protocol::{EngineKind, FinishReason, Function, Output, Sampling, TextFormat, ToolChoice, Tools};
 
 fn engine(spec: &SyntheticSpec, parallel: u32) -> SyntheticEngine {
     let directory = tempfile::tempdir().unwrap();
@@ -165,4 +165,40 @@ fn a_spec_with_unknown_keys_or_the_wrong_number_of_accelerators_is_refused_for_g
         let failure = SyntheticEngine::default().load(&request, &mut |_| {}).unwrap_err();
         assert_eq!(failure.fault, LoadFault::Artifact, "{failure:?}");
     }
+}
+
+fn held_to(output: Output) -> GenerateJob {
+    GenerateJob { output, max_tokens: None, ..job("x") }
+}
+
+#[test]
+fn formats_and_calls_are_kept_with_the_shortest_text() {
+    let mut engine = engine(&SyntheticSpec::default(), 2);
+    let schema = r#"{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}"#.to_owned();
+    let format = Some(TextFormat::JsonSchema { schema });
+    let messages = run(&mut engine, 1, held_to(Output { format, ..Output::default() }));
+    assert_eq!(text_of(&messages, 0), "{\"a\": 0}");
+    let parameters = r#"{"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}"#.to_owned();
+    let functions = vec![Function { name: "f".into(), description: None, parameters, strict: true }];
+    let tools = |choice| Some(Tools { functions: functions.clone(), choice, parallel: false });
+    let messages = run(&mut engine, 2, held_to(Output { tools: tools(ToolChoice::Required), ..Output::default() }));
+    assert!(
+        messages.contains(&FromEngine::ToolCall { request: 2, choice: 0, call: 0, name: "f".into() }),
+        "{messages:?}"
+    );
+    let arguments: String = messages
+        .iter()
+        .filter_map(|message| match message {
+            FromEngine::ToolArguments { text, .. } => Some(text.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(arguments, "{\"b\": true}");
+    let finish = FinishReason::ToolCalls;
+    assert!(messages.contains(&FromEngine::ChoiceDone { request: 2, choice: 0, finish }), "{messages:?}");
+    let messages = run(&mut engine, 3, held_to(Output { tools: tools(ToolChoice::Auto), ..Output::default() }));
+    assert!(text_of(&messages, 0).split(' ').count() >= 16, "free text where no call must be made");
+    let format = Some(TextFormat::Gbnf { grammar: "root ::= (".into() });
+    let messages = run(&mut engine, 4, held_to(Output { format, ..Output::default() }));
+    assert!(matches!(messages[0], FromEngine::Failed { kind: FailureKind::InvalidRequest, .. }), "{messages:?}");
 }

@@ -71,7 +71,8 @@ fn serialize(value: &Value, formatter: impl Formatter) -> Result<String, Error> 
 }
 
 /// Python's separators: a space after each comma and colon.
-struct Spaced(CompactFormatter);
+#[derive(Default)]
+pub(super) struct Spaced(CompactFormatter);
 
 impl Formatter for Spaced {
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {

@@ -3,10 +3,13 @@
 
 mod content;
 mod functions;
+mod tools;
 
 #[cfg(test)]
 mod tests;
 
+use crate::protocol::Tools;
+use content::Calls;
 use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
 use std::{
     cell::OnceCell,
@@ -59,6 +62,8 @@ pub struct ChatTemplate {
     begin_text: String,
     end_text: String,
     takes_parts: OnceCell<bool>,
+    /// Whether it renders functions and calls of them as answers write them.
+    renders_calls: bool,
 }
 
 impl ChatTemplate {
@@ -77,13 +82,25 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|error| TemplateError::Invalid(describe(&error)))?;
-        Ok(Self { environment, begin_text: begin_text.into(), end_text: end_text.into(), takes_parts: OnceCell::new() })
+        let (begin_text, end_text) = (begin_text.into(), end_text.into());
+        let (takes_parts, renders_calls) = (OnceCell::new(), tools::is_native(source));
+        Ok(Self { environment, begin_text, end_text, takes_parts, renders_calls })
     }
 
     /// Renders a conversation, OpenAI's messages as a JSON array, up to where the assistant begins to speak.
     pub fn render(&self, messages: &str) -> Result<String, TemplateError> {
-        let messages = content::parse(messages, || self.takes_parts())?;
-        self.render_values(messages)
+        self.render_with_tools(messages, None)
+    }
+
+    /// Renders a conversation in which the model may call functions.
+    pub fn render_with_tools(&self, messages: &str, tools: Option<&Tools>) -> Result<String, TemplateError> {
+        if self.renders_calls {
+            let messages = content::parse(messages, Calls::Values, || self.takes_parts())?;
+            return self.render_values(messages, tools::value(tools));
+        }
+        let instructions = tools::instructions(tools);
+        let messages = content::parse(messages, Calls::Text(instructions.as_deref()), || self.takes_parts())?;
+        self.render_values(messages, Value::UNDEFINED)
     }
 
     /// Whether the template goes through the parts of a message by itself, which is tried out once: one that expects
@@ -91,15 +108,16 @@ impl ChatTemplate {
     fn takes_parts(&self) -> bool {
         const WORD: &str = "needle";
         *self.takes_parts.get_or_init(|| {
-            let tried = self.render_values(content::one_part(WORD));
+            let tried = self.render_values(content::one_part(WORD), Value::UNDEFINED);
             tried.is_ok_and(|text| text.contains(WORD) && !text.contains("\"type\"") && !text.contains("'type'"))
         })
     }
 
-    fn render_values(&self, messages: Value) -> Result<String, TemplateError> {
+    fn render_values(&self, messages: Value, tools: Value) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Invalid(describe(&error)))?;
         let context = context! {
             messages => messages,
+            tools => tools,
             add_generation_prompt => true,
             bos_token => self.begin_text.as_str(),
             eos_token => self.end_text.as_str(),

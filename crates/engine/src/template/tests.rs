@@ -1,6 +1,7 @@
 //! Templates as they are in use, and templates made to hurt.
 
 use super::*;
+use crate::protocol::{Function, ToolChoice};
 
 const SMOLLM: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ \
     '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}\
@@ -172,4 +173,48 @@ fn work_is_bounded_by_count_and_output_by_bytes() {
     assert_eq!(render(SMOLLM, &long).unwrap().len(), 1_000_000 + render(SMOLLM, &one("")).unwrap().len());
     let many = serde_json::json!(vec![serde_json::json!({ "role": "user", "content": "hello" }); 2000]);
     assert!(render(SMOLLM, &many.to_string()).is_ok(), "two thousand messages fit");
+}
+
+fn weather() -> Tools {
+    let parameters = r#"{"type": "object", "properties": {"city": {"type": "string"}}}"#.into();
+    let function = Function { name: "weather".into(), description: Some("Looks.".into()), parameters, strict: false };
+    Tools { functions: vec![function], choice: ToolChoice::Auto, parallel: true }
+}
+
+const CALLED: &str = r#"[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rome?"},
+    {"role": "assistant", "content": null, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"}]"#;
+
+#[test]
+fn a_template_without_functions_gets_them_as_text() {
+    let template = ChatTemplate::new(CHATML, "", "").unwrap();
+    let text = template.render_with_tools(CALLED, Some(&weather())).unwrap();
+    assert!(text.starts_with("<|im_start|>system\nBe brief.\n\n# Tools"), "{text}");
+    let described = "<tools>\n{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": \"Looks.\", \
+                     \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\"}}}}}\n</tools>";
+    assert!(text.contains(described), "{text}");
+    let call = "<|im_start|>assistant\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\
+                <|im_end|>\n";
+    assert!(text.contains(call), "{text}");
+    assert!(text.contains("<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>"), "{text}");
+    let without = template.render(&one("Hi")).unwrap();
+    assert!(!without.contains("# Tools"));
+    let none = Tools { choice: ToolChoice::None, ..weather() };
+    assert!(!template.render_with_tools(&one("Hi"), Some(&none)).unwrap().contains("weather"));
+    let begun = template.render_with_tools(&one("Hi"), Some(&weather())).unwrap();
+    assert!(begun.starts_with("<|im_start|>system\n# Tools"), "{begun}");
+}
+
+#[test]
+fn a_template_with_functions_renders_them_itself() {
+    let source = "{% for t in tools %}{{ t | tojson }}{% endfor %}|{% for m in messages %}{{ m.role }}\
+                  {% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}";
+    let template = ChatTemplate::new(source, "", "").unwrap();
+    let text = template.render_with_tools(CALLED, Some(&weather())).unwrap();
+    assert!(text.starts_with("{\"type\": \"function\""), "{text}");
+    assert!(text.ends_with("|system;user;assistant<tool_call>{\"city\": \"Rome\"};tool;"), "{text}");
+    assert_eq!(template.render(&one("x")).unwrap(), "|user;");
+    let bad = r#"[{"role": "assistant", "tool_calls": "x"}]"#;
+    assert!(matches!(template.render(bad), Err(TemplateError::Messages(_))));
 }

@@ -1,13 +1,16 @@
 //! From a request body to the work of a model: what is asked, checked and bounded, with the parameter at fault named.
 
-use super::fields::{Bounded, Fields, Text};
+use super::{
+    fields::{Bounded, Fields, Text},
+    output::{self, TOOLS_MAX},
+};
 use crate::errors::ApiError;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use warmset_core::{
     Priority,
-    inference::{CHOICES_MAX, GenerateJob, Output, Prompt, Sampling, TOP_LOGPROBS_MAX, TokensOrText, Work},
+    inference::{CHOICES_MAX, GenerateJob, Prompt, Sampling, TokensOrText, Work},
 };
 
 /// Messages of one conversation.
@@ -119,7 +122,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
     let stream = fields.flag("stream")?;
     let (sampling, stop, max_tokens) = (sampling(&fields)?, stops(&fields)?, max_tokens(&fields)?);
     let ignore_end = fields.flag("ignore_eos")?;
-    let output = Output { logprobs: logprobs(route, &fields)?, ..Output::default() };
+    let output = output::output(route, &fields)?;
     let job = |prompt| GenerateJob {
         prompt,
         choices,
@@ -165,14 +168,13 @@ fn model(fields: &Fields<'_>) -> Result<String, ApiError> {
 fn refuse_unsupported(route: Route, fields: &Fields<'_>) -> Result<(), ApiError> {
     let common: [(&str, &[&str], &str); 1] =
         [("prompt_logprobs", &["0"], "log probabilities of the prompt are not supported")];
-    let chat: [(&str, &[&str], &str); 5] = [
-        ("tools", &["[]"], "tools are not supported"),
-        ("functions", &["[]"], "functions are not supported"),
-        ("tool_choice", &["\"none\"", "\"auto\""], "tools are not supported"),
-        ("function_call", &["\"none\"", "\"auto\""], "functions are not supported"),
+    let chat: [(&str, &[&str], &str); 3] = [
+        ("functions", &["[]"], "functions are not supported; use tools"),
+        ("function_call", &["\"none\"", "\"auto\""], "function_call is not supported; use tool_choice"),
         ("audio", &[], "only text is supported"),
     ];
-    let text: [(&str, &[&str], &str); 3] = [
+    let text: [(&str, &[&str], &str); 4] = [
+        ("tools", &["[]"], "tools need a chat"),
         ("echo", &["false"], "echo is not supported"),
         ("suffix", &["\"\""], "suffix is not supported"),
         ("best_of", &["1"], "best_of is not supported; use n"),
@@ -181,37 +183,12 @@ fn refuse_unsupported(route: Route, fields: &Fields<'_>) -> Result<(), ApiError>
     for (name, harmless, message) in common.iter().chain(own) {
         fields.refuse(name, harmless, message)?;
     }
-    if let Some(format) = fields.read::<ResponseFormat<'_>>("response_format", "an object with a type")?
-        && format.kind.0 != "text"
-    {
-        return Err(ApiError::unsupported("response_format", "only the response format \"text\" is supported"));
-    }
     if let Some(Bounded(modalities)) = fields.read::<Bounded<Text<'_>, 16>>("modalities", "a short list of texts")?
         && modalities.iter().any(|Text(modality)| modality != "text")
     {
         return Err(ApiError::unsupported("modalities", "only text is supported"));
     }
     Ok(())
-}
-
-#[derive(Deserialize)]
-struct ResponseFormat<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: Text<'a>,
-}
-
-/// How many alternatives are told for each token, if log probabilities are asked for.
-fn logprobs(route: Route, fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    if route == Route::Text {
-        return fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX);
-    }
-    let wanted = fields.flag("logprobs")?;
-    let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS_MAX)?;
-    match (wanted, top) {
-        (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(ApiError::param("top_logprobs", "top_logprobs needs logprobs to be true")),
-    }
 }
 
 fn sampling(fields: &Fields<'_>) -> Result<Sampling, ApiError> {
@@ -288,6 +265,25 @@ struct Message<'a> {
     role: Text<'a>,
     #[serde(borrow, default)]
     content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_call_id: Option<Text<'a>>,
+}
+
+/// A call of a function that an assistant made.
+#[derive(Deserialize)]
+struct MadeCall<'a> {
+    #[serde(borrow)]
+    function: MadeFunction<'a>,
+}
+
+#[derive(Deserialize)]
+struct MadeFunction<'a> {
+    #[serde(rename = "name", borrow)]
+    _name: Text<'a>,
+    #[serde(borrow)]
+    arguments: Text<'a>,
 }
 
 #[derive(Deserialize)]
@@ -316,6 +312,12 @@ fn messages(fields: &Fields<'_>) -> Result<String, ApiError> {
             let message = "a role is system, developer, user, assistant, tool or function";
             return Err(ApiError::param(at(".role"), message));
         }
+        if let Some(calls) = message.tool_calls.filter(|calls| calls.get() != "null") {
+            check_calls(calls, &at(".tool_calls"))?;
+        }
+        if role == "tool" && message.tool_call_id.is_none() {
+            return Err(ApiError::param(at(".tool_call_id"), "a tool's message needs tool_call_id"));
+        }
         let content = message.content.filter(|content| content.get() != "null");
         match content {
             // An assistant may have called tools instead of saying something.
@@ -325,6 +327,18 @@ fn messages(fields: &Fields<'_>) -> Result<String, ApiError> {
         }
     }
     Ok(raw.get().to_owned())
+}
+
+fn check_calls(calls: &RawValue, at: &str) -> Result<(), ApiError> {
+    let expected = format!("a list of at most {TOOLS_MAX} calls of functions");
+    let Bounded(calls) = output::part::<Bounded<MadeCall<'_>, TOOLS_MAX>>(calls, at, &expected)?;
+    for (index, call) in calls.iter().enumerate() {
+        if serde_json::from_str::<IgnoredAny>(&call.function.arguments.0).is_err() {
+            let at = format!("{at}[{index}].function.arguments");
+            return Err(ApiError::param(at.clone(), format!("{at} must be JSON as text")));
+        }
+    }
+    Ok(())
 }
 
 fn check_content(content: &RawValue, at: &str) -> Result<(), ApiError> {

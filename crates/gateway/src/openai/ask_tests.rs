@@ -2,6 +2,7 @@
 
 use super::*;
 use serde_json::{Value, json};
+use warmset_core::inference::{TextFormat, ToolChoice, Tools};
 
 fn chat(extra: Value) -> Result<Generation, ApiError> {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
@@ -111,11 +112,15 @@ fn what_is_not_built_is_refused_and_not_passed_over() {
         ("top_logprobs", json!(3)),
         ("prompt_logprobs", json!(1)),
         ("tools", json!([{"type": "function"}])),
+        ("tools", json!([{"type": "web_search"}])),
         ("tool_choice", json!("required")),
+        ("tool_choice", json!({"type": "allowed_tools"})),
         ("functions", json!([{}])),
         ("function_call", json!({"name": "f"})),
         ("response_format", json!({"type": "json_schema", "json_schema": {}})),
-        ("response_format", json!({"type": "json_object"})),
+        ("response_format", json!({"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}})),
+        ("response_format", json!({"type": "xml"})),
+        ("grammar", json!("root = 1")),
         ("modalities", json!(["text", "audio"])),
         ("audio", json!({})),
         ("chat_template", json!("x")),
@@ -135,7 +140,7 @@ fn conversations_are_checked_message_by_message() {
     assert!(with(parts).is_ok());
     let tools = json!([
         {"role": "user", "content": "x"},
-        {"role": "assistant", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "1", "content": "y"},
     ]);
     assert!(with(tools).is_ok());
@@ -216,4 +221,81 @@ fn log_probabilities_are_asked_for_in_the_way_of_each_route() {
     assert_eq!(logprobs(chat(json!({"logprobs": false, "top_logprobs": 0})).unwrap()), None);
     assert_eq!(logprobs(text(json!({"logprobs": 5})).unwrap()), Some(5));
     assert_eq!(logprobs(text(json!({"logprobs": null})).unwrap()), None);
+}
+
+fn with_tools(extra: Value) -> Result<Generation, ApiError> {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let function = json!({"name": "f", "description": "does it", "parameters": schema, "strict": true});
+    let mut body = json!({"tools": [{"type": "function", "function": function}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    chat(body)
+}
+
+fn tools_of(asked: &Generation) -> Option<&Tools> {
+    match &asked.jobs[0] {
+        Work::Generate(job) => job.output.tools.as_ref(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn functions_arrive_with_the_choice_between_them() {
+    let asked = with_tools(json!({})).unwrap();
+    let tools = tools_of(&asked).unwrap();
+    assert_eq!((tools.functions[0].name.as_str(), &tools.choice, tools.parallel), ("f", &ToolChoice::Auto, true));
+    assert!(tools.functions[0].strict && tools.functions[0].parameters.contains("integer"));
+    for (choice, expected) in [
+        (json!("none"), ToolChoice::None),
+        (json!("required"), ToolChoice::Required),
+        (json!({"type": "function", "function": {"name": "f"}}), ToolChoice::Function { name: "f".into() }),
+    ] {
+        let asked = with_tools(json!({"tool_choice": choice, "parallel_tool_calls": false})).unwrap();
+        let tools = tools_of(&asked).unwrap();
+        assert_eq!((&tools.choice, tools.parallel), (&expected, false));
+    }
+    assert!(tools_of(&chat(json!({"tool_choice": "auto"})).unwrap()).is_none());
+}
+
+#[test]
+fn functions_that_cannot_be_called_are_refused_with_their_place() {
+    let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+    for (fields, param) in [
+        (function(json!({"name": "a b"})), "tools[0].function.name"),
+        (function(json!({"name": "x".repeat(65)})), "tools[0].function.name"),
+        (function(json!({"name": "f", "parameters": []})), "tools[0].function.parameters"),
+        (
+            function(json!({"name": "f", "strict": true, "parameters": {"type": "nonsense"}})),
+            "tools[0].function.parameters",
+        ),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}]}),
+            "tools",
+        ),
+        (json!({"tools": vec![json!({"type": "function", "function": {"name": "f"}}); 129]}), "tools"),
+    ] {
+        refused(chat(fields), param);
+    }
+    refused(with_tools(json!({"tool_choice": {"type": "function", "function": {"name": "g"}}})), "tool_choice");
+    refused(with_tools(json!({"response_format": {"type": "json_object"}})), "response_format");
+    refused(with_tools(json!({"grammar": "root ::= \"a\""})), "grammar");
+    refused(with_tools(json!({"logprobs": true})), "logprobs");
+    let both = json!({"grammar": "root ::= \"a\"", "response_format": {"type": "json_object"}});
+    refused(chat(both), "grammar");
+    assert!(with_tools(json!({"tool_choice": "none", "logprobs": true})).is_ok());
+}
+
+#[test]
+fn formats_arrive() {
+    let format = |asked: Generation| match asked.jobs.into_iter().next() {
+        Some(Work::Generate(job)) => job.output.format.clone(),
+        other => panic!("{other:?}"),
+    };
+    let asked = chat(json!({"response_format": {"type": "json_object"}})).unwrap();
+    assert_eq!(format(asked), Some(TextFormat::JsonObject));
+    let schema = json!({"name": "x", "strict": true, "schema": {"type": "object", "properties": {}}});
+    let asked = chat(json!({"response_format": {"type": "json_schema", "json_schema": schema}})).unwrap();
+    assert!(matches!(format(asked), Some(TextFormat::JsonSchema { schema }) if schema.contains("properties")));
+    let asked = text(json!({"grammar": "root ::= [a-z]+"})).unwrap();
+    assert!(matches!(format(asked), Some(TextFormat::Gbnf { .. })));
+    assert_eq!(format(chat(json!({"response_format": {"type": "text"}})).unwrap()), None);
 }

@@ -7,6 +7,7 @@ mod embeddings;
 mod fields;
 mod logprobs;
 mod objects;
+mod output;
 mod stream;
 
 use crate::{

@@ -8,11 +8,12 @@ use std::{collections::BTreeMap, fs, process::Command};
 const ARROWS: [(&str, &[&str]); 9] = [
     ("warmset-core", &[]),
     ("warmset-planner", &["warmset-core"]),
-    ("warmset-engine", &["warmset-core"]),
+    ("warmset-grammar", &["warmset-core"]),
+    ("warmset-engine", &["warmset-core", "warmset-grammar"]),
     ("warmset-store", &["warmset-core"]),
     ("warmset-source", &["warmset-core", "warmset-store"]),
     ("warmset-catalog", &["warmset-core"]),
-    ("warmset-gateway", &["warmset-core"]),
+    ("warmset-gateway", &["warmset-core", "warmset-grammar"]),
     ("warmset-worker", &["warmset-core", "warmset-engine", "warmset-store"]),
     (
         "warmset",
