@@ -145,7 +145,7 @@ def test_hostile_grammars_and_schemas_leave_the_engine_alone(client, server):
     pid = server.engines()
     nested = "(" * 3000 + '"a"' + ")" * 3000
     deep = {"type": "string"}
-    for _ in range(20):
+    for _ in range(8):
         deep = {"type": "object", "properties": {"a": deep, "b": deep}}
     bodies = [
         {"grammar": f"root ::= {nested}"},

@@ -248,6 +248,45 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
+    /// The error object of Anthropic's API as JSON. It has no place for a parameter: the message names it.
+    pub(crate) fn anthropic_json(&self) -> String {
+        let kind = match self.anthropic_status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            504 => "timeout_error",
+            529 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        let message = match self.param.as_deref() {
+            Some(param) if !self.message.starts_with(param) => format!("{param}: {}", self.message),
+            _ => self.message.clone(),
+        };
+        serde_json::json!({ "type": "error", "error": { "type": kind, "message": message } }).to_string()
+    }
+
+    /// Anthropic's clients know 529 as what passes by itself.
+    fn anthropic_status(&self) -> StatusCode {
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE if self.should_retry => {
+                StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+            }
+            other => other,
+        }
+    }
+
+    /// The error as Anthropic's API answers.
+    pub(crate) fn into_anthropic_response(self) -> Response {
+        let (status, body) = (self.anthropic_status(), self.anthropic_json());
+        let mut response = self.into_response();
+        *response.status_mut() = status;
+        *response.body_mut() = Body::from(body);
+        response
+    }
+
     /// The outcome label of the metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         self.code.unwrap_or("invalid_request")
@@ -406,6 +445,25 @@ mod tests {
             assert_eq!(header("x-should-retry"), if retry_after.is_some() { None } else { Some("false") }, "{code}");
             assert_eq!(header("retry-after-ms").is_some(), retry_after.is_some(), "{code}");
         }
+    }
+
+    #[test]
+    fn anthropic_s_errors_have_their_own_types_and_name_the_parameter() {
+        let kind = |error: &ApiError| {
+            let body: serde_json::Value = serde_json::from_str(&error.anthropic_json()).unwrap();
+            assert_eq!(body["type"], "error");
+            (body["error"]["type"].as_str().unwrap().to_owned(), body["error"]["message"].as_str().unwrap().to_owned())
+        };
+        let missing = kind(&ApiError::param("max_tokens", "max_tokens is missing"));
+        assert_eq!(missing, ("invalid_request_error".into(), "max_tokens is missing".into()));
+        let named = kind(&ApiError::param("model", "it is missing"));
+        assert_eq!(named.1, "model: it is missing");
+        assert_eq!(kind(&ApiError::model_not_found("x")).0, "not_found_error");
+        let loading: ApiError = Refusal::ModelLoading { retry_after: Duration::from_secs(2) }.into();
+        assert_eq!(kind(&loading).0, "overloaded_error");
+        let response = loading.into_anthropic_response();
+        assert_eq!((response.status().as_u16(), response.headers()["retry-after"].to_str().unwrap()), (529, "2"));
+        assert_eq!(kind(&load_failed(true).into()).0, "api_error");
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod latency;
 pub mod link;
 pub mod metrics;
 pub mod openai;
+pub mod openapi;
 mod pump;
 pub mod recorder;
 pub mod router;

@@ -6,17 +6,17 @@ use super::{
 };
 use crate::errors::ApiError;
 use serde::{Deserialize, de::IgnoredAny};
-use serde_json::value::RawValue;
+use serde_json::{Map, Value, value::RawValue};
 use std::collections::BTreeMap;
 use warmset_core::{
     Priority,
-    inference::{CHOICES_MAX, GenerateJob, Prompt, Sampling, TokensOrText, Work},
+    inference::{CHOICES_MAX, GenerateJob, Output, Prompt, Sampling, TokensOrText, Work},
 };
 
 /// Messages of one conversation.
 pub(crate) const MESSAGES_MAX: usize = 10_000;
 /// Parts of one message.
-const PARTS_MAX: usize = 1_000;
+pub(crate) const PARTS_MAX: usize = 1_000;
 /// Texts that may end a choice, and the bytes of each.
 pub(crate) const STOPS_MAX: usize = 16;
 pub(crate) const STOP_BYTES_MAX: usize = 256;
@@ -60,6 +60,27 @@ pub(crate) struct Generation {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) tier: Option<Tier>,
+    /// What a response repeats of its request, in a dialect that does.
+    pub(crate) echo: Option<Box<Map<String, Value>>>,
+}
+
+/// What dialects have in common once they are read.
+pub(crate) struct Shared {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) sampling: Sampling,
+    pub(crate) output: Output,
+    pub(crate) stream: bool,
+    pub(crate) tier: Option<Tier>,
+}
+
+/// A generation of one choice from a conversation.
+pub(crate) fn single(fields: &Fields<'_>, messages: String, shared: Shared) -> Result<Generation, ApiError> {
+    let Shared { max_tokens, stop, sampling, output, stream, tier } = shared;
+    let (prompt, choices, ignore_end) = (Prompt::Chat { messages }, 1, false);
+    let job = GenerateJob { prompt, choices, max_tokens, sampling, stop, ignore_end, stream, output };
+    let jobs = vec![Work::Generate(Box::new(job))];
+    Ok(Generation { model: model(fields)?, jobs, choices, stream, include_usage: false, tier, echo: None })
 }
 
 /// How vectors are written.
@@ -120,7 +141,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
         return Err(ApiError::param("n", format!("prompts times n must be at most {CHOICES_MAX}, not {total}")));
     }
     let stream = fields.flag("stream")?;
-    let (sampling, stop, max_tokens) = (sampling(&fields)?, stops(&fields)?, max_tokens(&fields)?);
+    let (sampling, stop, max_tokens) = (sampling(&fields)?, stops(&fields, "stop")?, max_tokens(&fields)?);
     let ignore_end = fields.flag("ignore_eos")?;
     let output = output::output(route, &fields)?;
     let job = |prompt| GenerateJob {
@@ -135,7 +156,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
     };
     let jobs = prompts.into_iter().map(|prompt| Work::Generate(Box::new(job(prompt)))).collect();
     let (include_usage, tier) = (include_usage(&fields)?, tier(&fields)?);
-    Ok(Generation { model, jobs, choices, stream, include_usage, tier })
+    Ok(Generation { model, jobs, choices, stream, include_usage, tier, echo: None })
 }
 
 /// Reads the body of `/v1/embeddings`.
@@ -191,7 +212,7 @@ fn refuse_unsupported(route: Route, fields: &Fields<'_>) -> Result<(), ApiError>
     Ok(())
 }
 
-fn sampling(fields: &Fields<'_>) -> Result<Sampling, ApiError> {
+pub(crate) fn sampling(fields: &Fields<'_>) -> Result<Sampling, ApiError> {
     let default = Sampling::default();
     Ok(Sampling {
         temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
@@ -224,13 +245,14 @@ fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     Ok(newer.or(fields.integer("max_tokens", 1..=MAX_TOKENS_MAX)?))
 }
 
-fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+/// Texts that end a choice, under the name that they have in a dialect.
+pub(crate) fn stops(fields: &Fields<'_>, name: &'static str) -> Result<Vec<String>, ApiError> {
     let expected = format!("a string or at most {STOPS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes");
-    let wrong = || ApiError::param("stop", format!("stop must be {expected}"));
-    let stops = match fields.raw("stop") {
+    let wrong = || ApiError::param(name, format!("{name} must be {expected}"));
+    let stops = match fields.raw(name) {
         None => return Ok(Vec::new()),
-        Some(raw) if raw.get().starts_with('"') => vec![fields.read::<String>("stop", &expected)?.ok_or_else(wrong)?],
-        Some(_) => fields.read::<Bounded<String, STOPS_MAX>>("stop", &expected)?.ok_or_else(wrong)?.0,
+        Some(raw) if raw.get().starts_with('"') => vec![fields.read::<String>(name, &expected)?.ok_or_else(wrong)?],
+        Some(_) => fields.read::<Bounded<String, STOPS_MAX>>(name, &expected)?.ok_or_else(wrong)?.0,
     };
     if stops.iter().any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX) {
         return Err(wrong());
@@ -249,7 +271,7 @@ fn include_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
 }
 
-fn tier(fields: &Fields<'_>) -> Result<Option<Tier>, ApiError> {
+pub(crate) fn tier(fields: &Fields<'_>) -> Result<Option<Tier>, ApiError> {
     match fields.text("service_tier")?.as_deref() {
         None | Some("auto") => Ok(None),
         Some("priority") => Ok(Some(Tier::Priority)),

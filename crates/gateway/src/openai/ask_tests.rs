@@ -54,7 +54,7 @@ fn everything_a_caller_may_set_arrives() {
     assert_eq!(job.stop, ["a", "b"]);
     assert!(asked.stream && asked.include_usage);
     assert_eq!(asked.tier.map(Tier::class), Some(Priority::Batch));
-    assert_eq!(job.prompt, Prompt::Chat { messages: r#"[{"content":"hi","role":"user"}]"#.to_owned() });
+    assert_eq!(job.prompt, Prompt::Chat { messages: r#"[{"role":"user","content":"hi"}]"#.to_owned() });
 }
 
 #[test]
@@ -111,8 +111,6 @@ fn what_is_not_built_is_refused_and_not_passed_over() {
     for (name, value) in [
         ("top_logprobs", json!(3)),
         ("prompt_logprobs", json!(1)),
-        ("tools", json!([{"type": "function"}])),
-        ("tools", json!([{"type": "web_search"}])),
         ("tool_choice", json!("required")),
         ("tool_choice", json!({"type": "allowed_tools"})),
         ("functions", json!([{}])),
@@ -130,6 +128,8 @@ fn what_is_not_built_is_refused_and_not_passed_over() {
     for (name, value) in [("echo", json!(true)), ("suffix", json!("x")), ("best_of", json!(2))] {
         refused(text(json!({ name: value })), name);
     }
+    refused(chat(json!({"tools": [{"type": "function"}]})), "tools[0]");
+    refused(chat(json!({"tools": [{"type": "web_search"}]})), "tools[0]");
     refused(chat(json!({"chat_template_kwargs": {"chat_template": "x"}})), "chat_template");
 }
 

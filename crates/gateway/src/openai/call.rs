@@ -22,6 +22,7 @@ use warmset_core::{
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("warmset-request-id");
 const OPENAI_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 pub(crate) const MODEL_DIGEST: HeaderName = HeaderName::from_static("warmset-model-digest");
 pub(crate) const START: HeaderName = HeaderName::from_static("warmset-start");
 const WORKER: HeaderName = HeaderName::from_static("warmset-worker");
@@ -136,6 +137,7 @@ impl Call {
     pub(crate) fn write_request_id(&self, headers: &mut HeaderMap) {
         if let Ok(value) = HeaderValue::from_str(&self.name) {
             headers.insert(REQUEST_ID, value.clone());
+            headers.insert(ANTHROPIC_REQUEST_ID, value.clone());
             headers.insert(OPENAI_REQUEST_ID, value);
         }
     }

@@ -1,13 +1,19 @@
-//! OpenAI's routes: parse, resolve, submit, and write what comes back.
+//! The routes that callers of models use, OpenAI's and Anthropic's: parse, resolve, submit, and write what comes back.
+//! `ask` and the files named after it read a dialect, `objects` and the `encode` files write one; nothing else differs.
 
 mod ask;
 mod call;
+mod conversation;
 mod dialect;
 mod embeddings;
 mod fields;
 mod logprobs;
+mod messages_ask;
+mod messages_encode;
 mod objects;
 mod output;
+mod responses_ask;
+mod responses_encode;
 mod stream;
 
 use crate::{
@@ -39,6 +45,14 @@ use warmset_core::{
     Priority,
     inference::{Reply, Usage, Work},
 };
+
+/// The limits that the description of the routes repeats.
+pub(crate) mod limits {
+    pub(crate) use super::{
+        ask::{MAX_TOKENS_MAX, MESSAGES_MAX, STOP_BYTES_MAX, STOPS_MAX},
+        output::TOOLS_MAX,
+    };
+}
 
 /// Bodies from this size on are parsed off the threads that serve connections.
 const PARSE_ASIDE_BYTES: usize = 256 << 10;
@@ -84,43 +98,110 @@ pub(crate) struct Api {
 }
 
 pub(crate) async fn chat_completions(State(api): State<Api>, request: Request) -> Response {
-    generate(api, Route::Chat, request).await
+    generate(api, Dialect::Completions(Route::Chat), request).await
 }
 
 pub(crate) async fn completions(State(api): State<Api>, request: Request) -> Response {
-    generate(api, Route::Text, request).await
+    generate(api, Dialect::Completions(Route::Text), request).await
 }
 
-async fn generate(api: Api, route: Route, request: Request) -> Response {
+pub(crate) async fn responses(State(api): State<Api>, request: Request) -> Response {
+    generate(api, Dialect::Responses, request).await
+}
+
+pub(crate) async fn messages(State(api): State<Api>, request: Request) -> Response {
+    generate(api, Dialect::Messages, request).await
+}
+
+/// Counts as a generation of nothing: the engine tokenises, so that a cold model is loaded for it.
+pub(crate) async fn count_tokens(State(api): State<Api>, request: Request) -> Response {
     let mut call = Call::new(&api.frontend, request.extensions());
     let headers = request.headers().clone();
-    let asked = async {
-        let body = read_body(&api.config, request).await?;
-        let asked = parse_aside(body.clone(), move |body| ask::generation(route, body)).await?;
-        let entry = resolve(&api, &mut call, &asked.model, &headers).await?;
-        Ok((body, asked, entry))
+    let counted = match read(&api, &mut call, messages_ask::counting, request).await {
+        Ok((_, mut asked, entry)) => {
+            let class = class_of(&call, &entry, asked.tier);
+            let mut answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, &headers));
+            collect(&mut call, &mut answers, asked.choices).await
+        }
+        Err(error) => Err(error),
     };
-    match asked.await {
+    match counted {
+        Ok(collected) => {
+            call.answered(Usage { prompt_tokens: 0, ..collected.usage });
+            json_response(&call, json!({ "input_tokens": collected.usage.prompt_tokens }).to_string().into_bytes())
+        }
+        Err(error) => refuse_in(call, error, Dialect::Messages),
+    }
+}
+
+/// How a request is read and its answer written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    /// OpenAI's two older routes.
+    Completions(Route),
+    /// OpenAI's Responses.
+    Responses,
+    /// Anthropic's Messages.
+    Messages,
+}
+
+impl Dialect {
+    /// Where it is.
+    fn path(self) -> &'static str {
+        match self {
+            Self::Completions(route) => route.path(),
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+        }
+    }
+
+    fn read(self, body: &[u8]) -> Result<Generation, ApiError> {
+        match self {
+            Self::Completions(route) => ask::generation(route, body),
+            Self::Responses => responses_ask::generation(body),
+            Self::Messages => messages_ask::generation(body),
+        }
+    }
+}
+
+async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
+    let mut call = Call::new(&api.frontend, request.extensions());
+    let headers = request.headers().clone();
+    match read(&api, &mut call, move |body| dialect.read(body), request).await {
         Ok((body, mut asked, entry)) => {
             // A stream says itself what it waits for.
             let class = class_of(&call, &entry, asked.tier);
             let (headers, model) = (&headers, asked.model.as_str());
-            let deferral = Deferral { route: route.path(), headers, body: &body, model, entry: &entry, class };
+            let deferral = Deferral { route: dialect.path(), headers, body: &body, model, entry: &entry, class };
             if !asked.stream
                 && let Some(response) = jobs::defer(&api, &mut call, deferral).await
             {
                 return response;
             }
             let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, headers));
-            let encoder = encoder(route, &asked, &entry, &call);
+            let encoder = encoder(dialect, &mut asked, &entry, &call);
             if asked.stream {
-                stream_response(&api, call, answers, encoder, asked.choices).await
+                stream_response(&api, (call, dialect), answers, encoder, asked.choices).await
             } else {
-                whole_response(call, answers, encoder, asked.choices).await
+                whole_response((call, dialect), answers, encoder, asked.choices).await
             }
         }
-        Err(error) => refuse(call, error),
+        Err(error) => refuse_in(call, error, dialect),
     }
+}
+
+/// Reads a request and finds its model.
+async fn read(
+    api: &Api,
+    call: &mut Call,
+    parse: impl FnOnce(&[u8]) -> Result<Generation, ApiError> + Send + 'static,
+    request: Request,
+) -> Result<(Bytes, Generation, Arc<Entry>), ApiError> {
+    let headers = request.headers().clone();
+    let body = read_body(&api.config, request).await?;
+    let asked = parse_aside(body.clone(), parse).await?;
+    let entry = resolve(api, call, &asked.model, &headers).await?;
+    Ok((body, asked, entry))
 }
 
 pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Response {
@@ -147,7 +228,7 @@ pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Resp
     };
     match embedded {
         Ok(body) => json_response(&call, body),
-        Err(error) => refuse(call, error),
+        Err(error) => refuse_in(call, error, Dialect::Completions(Route::Text)),
     }
 }
 
@@ -267,22 +348,45 @@ fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
     said.map_or(config.patience, |said| said.min(config.patience))
 }
 
-fn encoder(route: Route, asked: &Generation, entry: &Entry, call: &Call) -> Box<dyn Encoder> {
+fn encoder(dialect: Dialect, asked: &mut Generation, entry: &Entry, call: &Call) -> Box<dyn Encoder> {
+    let (created, model) = (unix_seconds(), std::mem::take(&mut asked.model));
+    let route = match dialect {
+        Dialect::Completions(route) => route,
+        Dialect::Responses => {
+            let (tier, echo) = (asked.tier.unwrap_or(Tier::Default).as_str(), asked.echo.take().unwrap_or_default());
+            return Box::new(responses_encode::Response::new(responses_encode::Head {
+                own: call.name.clone(),
+                created,
+                model,
+                tier,
+                echo: *echo,
+            }));
+        }
+        Dialect::Messages => return Box::new(messages_encode::Message::new(&call.name, &model)),
+    };
     let prefix = if route == Route::Chat { "chatcmpl" } else { "cmpl" };
     Box::new(Completions::new(Envelope {
         route,
         id: format!("{prefix}-{}", call.name),
-        created: unix_seconds(),
-        model: asked.model.clone(),
+        created,
+        model,
         fingerprint: entry.route.digest.fingerprint(),
         tier: asked.tier,
         include_usage: asked.include_usage,
     }))
 }
 
-pub(crate) fn refuse(mut call: Call, error: ApiError) -> Response {
+/// Refuses in OpenAI's form.
+pub(crate) fn refuse(call: Call, error: ApiError) -> Response {
+    refuse_in(call, error, Dialect::Responses)
+}
+
+fn refuse_in(mut call: Call, error: ApiError, dialect: Dialect) -> Response {
     call.failed(&error);
-    let mut response = error.into_response();
+    let mut response = match dialect {
+        Dialect::Messages => error.into_anthropic_response(),
+        Dialect::Completions(_) | Dialect::Responses => error.into_response(),
+    };
     call.write_headers(response.headers_mut());
     response
 }
@@ -294,7 +398,12 @@ fn json_response(call: &Call, body: Vec<u8>) -> Response {
     response
 }
 
-async fn whole_response(mut call: Call, mut answers: Answers, mut encoder: Box<dyn Encoder>, choices: u32) -> Response {
+async fn whole_response(
+    (mut call, dialect): (Call, Dialect),
+    mut answers: Answers,
+    mut encoder: Box<dyn Encoder>,
+    choices: u32,
+) -> Response {
     let answered = collect(&mut call, &mut answers, choices).await.and_then(|collected| {
         let body = encoder.whole(collected.choices()?, collected.usage);
         Ok((body, collected.usage))
@@ -304,7 +413,7 @@ async fn whole_response(mut call: Call, mut answers: Answers, mut encoder: Box<d
             call.answered(usage);
             json_response(&call, body)
         }
-        Err(error) => refuse(call, error),
+        Err(error) => refuse_in(call, error, dialect),
     }
 }
 
@@ -328,7 +437,7 @@ async fn collect(call: &mut Call, answers: &mut Answers, choices: u32) -> Result
 /// that the stream begins and says what it waits for.
 async fn stream_response(
     api: &Api,
-    mut call: Call,
+    (mut call, dialect): (Call, Dialect),
     mut answers: Answers,
     encoder: Box<dyn Encoder>,
     choices: u32,
@@ -352,7 +461,7 @@ async fn stream_response(
         }
     };
     if let Some(Err(error)) = refusal.map(reply_of) {
-        return refuse(call, error);
+        return refuse_in(call, error, dialect);
     }
     let started = call.has_started();
     call.expect_start();

@@ -1,0 +1,38 @@
+//! The routes of the admin listener.
+
+use super::Operation;
+use crate::router::Scope::Admin;
+use serde_json::json;
+
+pub(super) fn operations() -> Vec<Operation> {
+    let get = |path, summary| Operation::new("GET", path, Admin, summary);
+    let post = |path, summary| Operation::new("POST", path, Admin, summary);
+    let text = json!({ "type": "string" });
+    let whole = json!({ "type": "integer", "minimum": 0 });
+    vec![
+        get("/openapi.json", "This description").answers(200, "Anything"),
+        get("/metrics", "Metrics for Prometheus").answers_with(200, "application/openmetrics-text", &text),
+        get("/admin/v1/models", "Every model").answers(200, "Anything"),
+        post("/admin/v1/models", "Adds a model").body("NewModel").answers(200, "Anything"),
+        get("/admin/v1/models/{name}", "One model with its measurements").answers(200, "Anything"),
+        Operation::new("DELETE", "/admin/v1/models/{name}", Admin, "Removes a model").answers(200, "Anything"),
+        post("/admin/v1/models/{name}/pin", "Keeps a model loaded").answers(200, "Anything"),
+        post("/admin/v1/models/{name}/unpin", "Lets a model go").answers(200, "Anything"),
+        post("/admin/v1/models/{name}/load", "Loads a model")
+            .query("wait", &json!({ "type": "boolean" }), "false answers at once")
+            .answers(200, "Anything"),
+        post("/admin/v1/models/{name}/unload", "Unloads a model").answers(200, "Anything"),
+        get("/admin/v1/models/{name}/logs", "The last lines of a model's engines")
+            .query("lines", &whole, "how many")
+            .answers(200, "Anything"),
+        post("/admin/v1/models/{name}/{action}", "Whatever else can be done with a model: alias, profile")
+            .optional_body("Anything")
+            .answers(200, "Anything"),
+        get("/admin/v1/workers", "Workers with their memory and processes").answers(200, "Anything"),
+        get("/admin/v1/ledger", "Every byte: sums, and who holds what").answers(200, "Anything"),
+        get("/admin/v1/events", "What happens, as server-sent events")
+            .query("after", &whole, "goes on after this event")
+            .answers_with(200, "text/event-stream", &text),
+        post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Anything"),
+    ]
+}

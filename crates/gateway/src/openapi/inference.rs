@@ -1,0 +1,45 @@
+//! The routes of the inference listener.
+
+use super::Operation;
+use crate::router::Scope::{Health, Inference};
+use serde_json::json;
+
+pub(super) fn operations() -> Vec<Operation> {
+    let get = |path, summary| Operation::new("GET", path, Inference, summary);
+    let post = |path, summary| Operation::new("POST", path, Inference, summary);
+    let probe = |path, summary| {
+        let text = json!({ "type": "string" });
+        let probe = Operation::new("GET", path, Health, summary).answers_with(200, "text/plain", &text);
+        probe.answers_with(503, "text/plain", &text)
+    };
+    vec![
+        probe("/health/live", "Whether the server is alive"),
+        probe("/health/ready", "Whether the server accepts work"),
+        post("/v1/chat/completions", "Answers a conversation (OpenAI)")
+            .body("ChatRequest")
+            .answers(200, "ChatCompletion")
+            .streams(),
+        post("/v1/completions", "Continues a text (OpenAI)")
+            .body("CompletionRequest")
+            .answers(200, "Completion")
+            .streams(),
+        post("/v1/embeddings", "One vector for each input (OpenAI)")
+            .body("EmbeddingRequest")
+            .answers(200, "EmbeddingList"),
+        post("/v1/responses", "Answers a conversation of items (OpenAI)")
+            .body("ResponseRequest")
+            .answers(200, "Response")
+            .streams(),
+        post("/v1/messages", "Answers a conversation of blocks (Anthropic)")
+            .body("MessageRequest")
+            .answers(200, "Message")
+            .streams()
+            .errors("AnthropicError"),
+        post("/v1/messages/count_tokens", "How many tokens a conversation has (Anthropic)")
+            .body("CountRequest")
+            .answers(200, "TokenCount")
+            .errors("AnthropicError"),
+        get("/v1/models", "The models there are; looking loads nothing").answers(200, "ModelList"),
+        get("/v1/models/{*name}", "One model").answers(200, "Model"),
+    ]
+}
