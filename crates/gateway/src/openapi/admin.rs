@@ -34,5 +34,10 @@ pub(super) fn operations() -> Vec<Operation> {
             .query("after", &whole, "goes on after this event")
             .answers_with(200, "text/event-stream", &text),
         post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Anything"),
+        get("/admin/v1/jobs", "Every job").answers(200, "Anything"),
+        get("/admin/v1/jobs/{name}", "One job").answers(200, "Anything"),
+        Operation::new("DELETE", "/admin/v1/jobs/{name}", Admin, "Cancels a job").answers(200, "Anything"),
+        post("/admin/v1/reload", "Reads the configuration again and touches only what changed")
+            .answers(200, "Anything"),
     ]
 }

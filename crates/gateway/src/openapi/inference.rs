@@ -7,8 +7,9 @@ use serde_json::json;
 pub(super) fn operations() -> Vec<Operation> {
     let get = |path, summary| Operation::new("GET", path, Inference, summary);
     let post = |path, summary| Operation::new("POST", path, Inference, summary);
+    let delete = |path, summary| Operation::new("DELETE", path, Inference, summary);
+    let text = json!({ "type": "string" });
     let probe = |path, summary| {
-        let text = json!({ "type": "string" });
         let probe = Operation::new("GET", path, Health, summary).answers_with(200, "text/plain", &text);
         probe.answers_with(503, "text/plain", &text)
     };
@@ -41,5 +42,18 @@ pub(super) fn operations() -> Vec<Operation> {
             .errors("AnthropicError"),
         get("/v1/models", "The models there are; looking loads nothing").answers(200, "ModelList"),
         get("/v1/models/{*name}", "One model").answers(200, "Model"),
+        get("/v1/jobs/{name}", "What became of a request that is answered later").answers(200, "Anything"),
+        delete("/v1/jobs/{name}", "Cancels a job").answers(200, "Anything"),
+        post("/v1/files", "Takes a file of requests in, as a form (OpenAI)").form("Upload").answers(200, "Anything"),
+        get("/v1/files", "The files there are").answers(200, "Anything"),
+        get("/v1/files/{name}", "One file").answers(200, "Anything"),
+        delete("/v1/files/{name}", "Removes a file").answers(200, "Anything"),
+        get("/v1/files/{name}/content", "What is in a file").answers_with(200, "application/octet-stream", &text),
+        post("/v1/batches", "Answers the requests of a file, after those who wait (OpenAI)")
+            .body("BatchRequest")
+            .answers(200, "Anything"),
+        get("/v1/batches", "The batches there are").answers(200, "Anything"),
+        get("/v1/batches/{name}", "One batch").answers(200, "Anything"),
+        post("/v1/batches/{name}/cancel", "Cancels a batch").answers(200, "Anything"),
     ]
 }

@@ -43,6 +43,12 @@ impl Operation {
         self
     }
 
+    /// A body that is a form with files.
+    fn form(mut self, schema: &str) -> Self {
+        self.body = Some(json!({ "required": true, "content": content("multipart/form-data", &named(schema)) }));
+        self
+    }
+
     /// A body of JSON that may be left out.
     fn optional_body(mut self, schema: &str) -> Self {
         self.body = Some(json!({ "required": false, "content": content("application/json", &named(schema)) }));

@@ -127,6 +127,14 @@ fn requests() -> Value {
         })),
         "MessageRequest": request(&["model", "messages", "max_tokens"], message),
         "CountRequest": request(&["model", "messages"], claude),
+        "Upload": object(&["file", "purpose"], json!({
+            "file": { "type": "string", "contentMediaType": "application/octet-stream" },
+            "purpose": { "type": "string", "enum": ["batch"] },
+        })),
+        "BatchRequest": object(&["input_file_id", "endpoint", "completion_window"], json!({
+            "input_file_id": { "type": "string" }, "endpoint": { "type": "string" },
+            "completion_window": { "type": "string" },
+        })),
         "NewModel": object(&["name", "source"], json!({
             "name": { "type": "string" }, "source": { "type": "string" },
             "aliases": { "type": "array", "items": { "type": "string" } }, "pin": { "type": "boolean" },
