@@ -1,7 +1,6 @@
 //! The description of both listeners as OpenAPI 3.1, served at `/openapi.json` of the admin listener. Requests are read
 //! field by field within bounds and not into types, so that there is nothing to derive a description from: it stands
-//! here, one operation for each route of the router's tables. A test compares the two, and another one drives the
-//! server with what the description allows.
+//! here, one operation for each route of the router's tables. A test compares the two.
 
 mod admin;
 mod inference;
