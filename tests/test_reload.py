@@ -132,7 +132,7 @@ def test_a_file_replaced_in_place_takes_over_without_a_gap_or_an_error(pool, tmp
     second = server.digest("m")
     assert second != first and document["changed"] == ["m"] and document["failed"] == []
     assert load.digests_asked_after(reloaded) == {second}
-    assert {start for start in load.starts} == {"warm"}, "the new version was loaded before anybody got it"
+    assert set(load.starts) == {"warm"}, "the new version was loaded before anybody got it"
 
     synthetic_model(tmp_path, "m", 18, failure="load_fails")
     with SteadyLoad(server, name="m") as load:

@@ -204,12 +204,17 @@ impl Server {
             back: plan.back,
             detail: detail.clone(),
         };
+        // The gateway knows it as ready before any name leads to it: a question answered is everything before it done.
+        self.frontend.worker_state(self.worker, digest, ModelState::Ready);
+        self.frontend.requests_of(digest).await;
         let model = self.repository.catalog.switch(&switch).await?;
         self.configure(&self.repository.get(&model.name).await?).await?;
-        self.retire(&plan.current).await?;
+        let stay = self.keep_answering(&plan.current).await?;
         self.promotions.let_go(&digest);
         self.promotions.hold(&model.name, false);
         self.publish().await?;
+        // Not before: until then callers are still admitted for it.
+        self.retire(old, stay);
         let kind = if plan.back { "rolled_back" } else { "promoted" };
         let mut told = detail;
         told["by"] = json!(plan.by);
@@ -221,14 +226,19 @@ impl Server {
         Ok(document)
     }
 
-    /// The old version answers whom it was admitted for, then leaves memory.
-    async fn retire(self: &Arc<Self>, old: &Stored) -> Result<()> {
+    /// The old version goes on answering, without its name and without the name's pin.
+    async fn keep_answering(&self, old: &Stored) -> Result<u64> {
         let digest = old.model.digest;
         let measured = self.repository.catalog.measurement(&digest, &self.worker_type).await?;
         let stay = self.promotions.keep(settings::route(old, measured.as_ref()));
         let mut unpinned = old.clone();
         unpinned.model.settings.pin = false;
         self.configure(&unpinned).await?;
+        Ok(stay)
+    }
+
+    /// The old version answers whom it was admitted for, then leaves memory.
+    fn retire(self: &Arc<Self>, digest: Digest, stay: u64) {
         let server = self.clone();
         tokio::spawn(async move {
             while server.frontend.requests_of(digest).await > 0 {
@@ -243,7 +253,6 @@ impl Server {
                 }
             }
         });
-        Ok(())
     }
 
     /// Worker and gateway forget a version that no name means.
