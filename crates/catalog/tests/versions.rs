@@ -152,10 +152,14 @@ async fn a_catalog_from_before_there_were_versions_keeps_its_models_approved() {
     let mut raw = SqliteConnection::connect(&format!("sqlite://{location}")).await.unwrap();
     let settings = serde_json::to_string(&ModelSettings::default()).unwrap();
     let text = digest(7).to_string();
-    sqlx::raw_sql("DROP TABLE versions; DROP INDEX events_by_model; UPDATE schema_version SET version = 3")
-        .execute(&mut raw)
-        .await
-        .unwrap();
+    // As it was: every table and index that came with versions and after them is gone.
+    sqlx::raw_sql(
+        "DROP TABLE versions; DROP TABLE jobs; DROP TABLE files; DROP TABLE batches; DROP INDEX events_by_model;
+         UPDATE schema_version SET version = 3",
+    )
+    .execute(&mut raw)
+    .await
+    .unwrap();
     sqlx::query("INSERT INTO digests VALUES (?, '{}', 5)").bind(&text).execute(&mut raw).await.unwrap();
     sqlx::query("INSERT INTO models VALUES ('old', ?, '/old.gguf', ?, 5, 5)")
         .bind(&text)

@@ -15,8 +15,9 @@ use warmset_engine::{
     protocol::{FailureKind, FinishReason, GenerateJob, Prompt, Sampling, ToEngine, TokensOrText},
 };
 
-/// What the model continues without hesitation, whatever the rounding.
-const DAYS: &str = "Monday, Tuesday, Wednesday, Thursday,";
+/// What the model continues without hesitation, whatever the rounding: a week has gone before.
+const DAYS: &str =
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday, Wednesday, Thursday,";
 const LETTERS: &str = "a b c d e f g h i j k l m n o p\na b c d e f g h";
 
 fn words_of(count: usize) -> String {

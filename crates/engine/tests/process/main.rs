@@ -237,12 +237,12 @@ async fn what_an_engine_writes_is_kept_in_bounds() {
     process.log_to(log.clone());
     drop(process);
     let talkative = world.directory.path().join("talkative");
-    let script = "#!/bin/sh\nyes 'a line' | head -c 3000000\necho the end\nexit 7\n";
+    let script = "#!/bin/sh\nyes 'a line' | head -c 3000000\necho the end\nexit 9\n";
     std::fs::write(&talkative, script).unwrap();
     std::fs::set_permissions(&talkative, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let launcher = Launcher::new(talkative).unwrap();
     let error = launcher.spawn(SpawnOptions { log: log.clone(), hello_deadline: LONG }).await.unwrap_err();
-    assert!(matches!(&error, SpawnError::Ended(reason) if reason == "exit code 7"), "{error}");
+    assert!(matches!(&error, SpawnError::Ended(reason) if reason == "exit code 9"), "{error}");
     // The pipe is read to its end by another task.
     let deadline = Instant::now() + LONG;
     while !std::fs::read(&log).unwrap().ends_with(b"the end\n") {

@@ -248,7 +248,7 @@ mod tests {
         assert!(lines[4].starts_with("a ") && lines[4].contains("absent"), "{text}");
         let events: Vec<&str> = lines.iter().skip_while(|line| **line != "EVENTS").copied().collect();
         assert!(events[1].contains("load_refused") && events[1].ends_with("message two lines"), "{text}");
-        assert!(events[2].ends_with("peak 1.0 GiB, seconds 0.5"), "{text}");
+        assert!(events[2].ends_with("seconds 0.5, peak 1.0 GiB"), "{text}");
         assert!(text.ends_with("r reverse  ↑ ↓ scroll"), "{text}");
     }
 

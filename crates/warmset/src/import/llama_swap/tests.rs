@@ -80,7 +80,7 @@ fn texts(value: &toml::Value) -> Vec<&str> {
 #[test]
 fn a_whole_configuration_is_carried_over_and_the_rest_is_said() {
     let imported = convert(LARGE, "/etc/llama-swap").unwrap();
-    assert_eq!(imported.models, ["embed", "qwen2.5:14b", "qwen2.5:7b", "relative"]);
+    assert_eq!(imported.models, ["qwen2.5:7b", "qwen2.5:14b", "embed", "relative"]);
     let document: toml::Table = imported.toml.parse().unwrap();
 
     let (small, large) = (model(&document, "qwen2.5:7b"), model(&document, "qwen2.5:14b"));
