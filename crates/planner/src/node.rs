@@ -141,8 +141,8 @@ impl Node {
         self.feed(Event::Configure(spec));
     }
 
-    /// Lets a whole demand arrive and everything that follows from it happen. Every invariant of the machine is checked
-    /// after every event.
+    /// Lets a whole demand arrive and everything that follows from it happen. The invariants of the machine are checked
+    /// at the end.
     pub fn run(&mut self, demand: &Demand) -> Result<(), Violation> {
         for (arrival, number) in demand.arrivals.iter().zip(1..) {
             let request = RequestId(number);

@@ -5,12 +5,18 @@ use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufReader, Read},
     path::Path,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 use warmset_planner::{
-    report::{POLICIES, compare},
+    demand::Demand,
+    report::{POLICIES, Row, compare},
     scenario::{SHIPPED, Scenario},
 };
 
@@ -25,16 +31,11 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     let scenario = scenario(&arguments.scenario)?;
     let trace = arguments.trace.as_deref().map(read_trace).transpose()?;
     let demand = scenario.demand(arguments.seed, trace.as_deref())?;
-    let mut rows = Vec::new();
-    for slots in &scenario.slots {
-        for policy in &policies {
-            let _spinner = output.spinner(&format!("{policy}, room for {slots} models"));
-            let row = compare(&scenario, &demand, *slots, policy);
-            rows.push(
-                row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))?,
-            );
-        }
-    }
+    let pairs = scenario.slots.iter().flat_map(|slots| policies.iter().map(|policy| (*slots, *policy))).collect();
+    let rows = {
+        let _spinner = output.spinner(&format!("replaying {} requests", demand.arrivals.len()));
+        replay_all(&scenario, &demand, pairs)?
+    };
     let document = json!({
         "scenario": arguments.scenario,
         "description": scenario.description.trim(),
@@ -48,6 +49,30 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     });
     output.result(&document, text);
     Ok(())
+}
+
+/// One replay for each pair of room and policy, on all cores; the rows are in the order of the pairs.
+fn replay_all(scenario: &Scenario, demand: &Demand, pairs: Vec<(usize, &'static str)>) -> Result<Vec<Row>> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let work = || {
+        while let index = next.fetch_add(1, Ordering::Relaxed)
+            && let Some((slots, policy)) = pairs.get(index)
+        {
+            let row = compare(scenario, demand, *slots, policy);
+            done.lock().unwrap_or_else(PoisonError::into_inner).insert(index, (*policy, row));
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(pairs.len()) {
+            scope.spawn(work);
+        }
+    });
+    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let rows = done.into_values().map(|(policy, row)| {
+        row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))
+    });
+    rows.collect()
 }
 
 /// The policies that were asked for, in the order of the table.
