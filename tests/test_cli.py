@@ -75,11 +75,12 @@ def test_models_are_added_shown_listed_and_removed(server, models):
     assert server.complete("second")[0] == 404
 
 
-def test_adding_twice_is_harmless_and_another_file_under_the_name_is_refused(server, models):
+def test_adding_twice_is_harmless_and_another_file_under_the_name_changes_nothing_for_callers(server, models):
     first = server.cli_json("model", "show", "smollm2")["digest"]
     assert server.cli_json("model", "add", "smollm2", models["q4_1"])["digest"] == first
-    result = server.cli("model", "add", "smollm2", models["q8_0"], check=False)
-    assert result.returncode == 1
+    added = server.cli_json("model", "add", "smollm2", models["q8_0"])
+    assert added["digest"] == first and added["candidate"] != first
+    server.cli("model", "remove", "smollm2", "--digest", added["candidate"])
     assert server.cli_json("model", "show", "smollm2")["digest"] == first
 
 

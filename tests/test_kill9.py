@@ -11,7 +11,7 @@ ROUNDS = 6
 
 
 def test_kill_9_during_loads_loses_nothing(pool, models, tmp_path):
-    server = pool(memory="600MiB", reserve="128MiB")
+    server = pool(memory="800MiB", reserve="128MiB")
     catalog = {}
     for name, file in (("a", models["q4_1"]), ("b", models["q4_0"]), ("c", models["q8_0"])):
         server.cli("model", "add", name, file)
@@ -37,8 +37,8 @@ def test_kill_9_during_loads_loses_nothing(pool, models, tmp_path):
         assert listed["a"]["pin"] is (turn % 2 == 0)
         server.start()
     for name, digest in catalog.items():
-        status, headers, _ = server.complete(name)
-        assert status == 200
+        status, headers, body = server.complete(name)
+        assert status == 200, (name, body)
         assert headers["warmset-model-digest"] == digest
 
 
