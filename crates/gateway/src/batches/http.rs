@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use warmset_core::jobs::{BatchCounts, BatchRecord, BatchStatus};
 
 /// The routes that answer lines.
-const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
+pub(crate) const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
 /// The one window there is, as OpenAI's.
-const WINDOW: &str = "24h";
+pub(crate) const WINDOW: &str = "24h";
 const WINDOW_SECONDS: u64 = 24 * 3600;
 /// What a caller may write on a batch, as OpenAI's.
 const METADATA_MAX: usize = 16;

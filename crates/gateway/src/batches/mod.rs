@@ -12,7 +12,7 @@ mod port;
 mod run;
 
 pub(crate) use files::{delete as delete_file, download, list as list_files, show as show_file, upload};
-pub(crate) use http::{cancel, create, list, show};
+pub(crate) use http::{ENDPOINTS, WINDOW, cancel, create, list, show};
 pub use port::{BatchFuture, BatchStore, BatchStoreError};
 
 use crate::{clock::unix_seconds, errors::ApiError, frontend::Frontend};

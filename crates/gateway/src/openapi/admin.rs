@@ -11,7 +11,7 @@ pub(super) fn operations() -> Vec<Operation> {
     let whole = json!({ "type": "integer", "minimum": 0 });
     vec![
         get("/openapi.json", "This description").answers(200, "Anything"),
-        get("/metrics", "Metrics for Prometheus").answers_with(200, "application/openmetrics-text", &text),
+        get("/metrics", "Metrics for Prometheus").answers_with(200, "text/plain", &text),
         get("/admin/v1/models", "Every model").answers(200, "Anything"),
         post("/admin/v1/models", "Adds a model").body("NewModel").answers(200, "Anything"),
         get("/admin/v1/models/{name}", "One model with its measurements").answers(200, "Anything"),
@@ -32,7 +32,7 @@ pub(super) fn operations() -> Vec<Operation> {
         get("/admin/v1/ledger", "Every byte: sums, and who holds what").answers(200, "Anything"),
         get("/admin/v1/events", "What happens, as server-sent events")
             .query("after", &whole, "goes on after this event")
-            .answers_with(200, "text/event-stream", &text),
+            .streams(),
         post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Anything"),
         get("/admin/v1/jobs", "Every job").answers(200, "Anything"),
         get("/admin/v1/jobs/{name}", "One job").answers(200, "Anything"),

@@ -72,9 +72,9 @@ impl Operation {
         self
     }
 
-    /// An answer that comes as server-sent events if `stream` asks for it.
+    /// An answer that comes as server-sent events, perhaps only if `stream` asks for it.
     fn streams(self) -> Self {
-        self.answers_with(200, "text/event-stream", &json!({ "type": "string" }))
+        self.answers_with(200, "text/event-stream", &named("Event"))
     }
 
     /// Errors in another form than OpenAI's.

@@ -1,7 +1,10 @@
 //! The named schemas: what is read of requests, and what answers always have. Fields that only one client sends and
 //! that change nothing are not listed; requests may have them.
 
-use crate::openai::limits;
+use crate::{
+    batches::{ENDPOINTS, WINDOW},
+    openai::limits,
+};
 use serde_json::{Map, Value, json};
 
 fn reference(name: &str) -> Value {
@@ -32,7 +35,7 @@ fn sampling() -> Map<String, Value> {
         ("presence_penalty", number(-2.0, 2.0)),
         ("repeat_penalty", number(0.01, 10.0)),
         ("top_k", nullable(json!({ "type": "integer", "minimum": 0, "maximum": 1 << 20 }))),
-        ("seed", nullable(json!({ "type": "integer" }))),
+        ("seed", nullable(json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }))),
         ("stream", nullable(json!({ "type": "boolean" }))),
         ("model", json!({ "type": "string" })),
     ] {
@@ -87,11 +90,15 @@ fn requests() -> Value {
             json!({ "role": { "enum": roles }, "content": content(part) }),
         )})
     };
-    let text_or_tokens = |items: u64| {
+    let text_or_tokens = |items: u64, length_min: u64| {
+        let text = json!({ "type": "string", "minLength": length_min });
+        let tokens = json!({ "type": "array", "minItems": 1,
+            "items": { "type": "integer", "minimum": 0, "maximum": u32::MAX } });
         json!({ "oneOf": [
-            { "type": "string" },
-            { "type": "array", "items": { "type": "string" }, "minItems": 1, "maxItems": items },
-            { "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 },
+            text,
+            tokens,
+            { "type": "array", "items": text, "minItems": 1, "maxItems": items },
+            { "type": "array", "items": tokens, "minItems": 1, "maxItems": items },
         ]})
     };
     let tool =
@@ -113,11 +120,11 @@ fn requests() -> Value {
             "service_tier": { "enum": ["auto", "default", "priority", "flex", null] },
         })),
         "CompletionRequest": request(&["model", "prompt"], json!({
-            "prompt": text_or_tokens(16), "max_tokens": tokens(), "stop": strings(),
+            "prompt": text_or_tokens(16, 0), "max_tokens": tokens(), "stop": strings(),
             "logprobs": { "type": ["integer", "null"], "minimum": 0, "maximum": 20 },
         })),
         "EmbeddingRequest": object(&["model", "input"], json!({
-            "model": { "type": "string" }, "input": text_or_tokens(2048),
+            "model": { "type": "string" }, "input": text_or_tokens(2048, 1),
             "encoding_format": { "enum": ["float", "base64"] },
         })),
         "ResponseRequest": request(&["model", "input"], json!({
@@ -132,8 +139,8 @@ fn requests() -> Value {
             "purpose": { "type": "string", "enum": ["batch"] },
         })),
         "BatchRequest": object(&["input_file_id", "endpoint", "completion_window"], json!({
-            "input_file_id": { "type": "string" }, "endpoint": { "type": "string" },
-            "completion_window": { "type": "string" },
+            "input_file_id": { "type": "string" }, "endpoint": { "enum": ENDPOINTS },
+            "completion_window": { "const": WINDOW },
         })),
         "NewModel": object(&["name", "source"], json!({
             "name": { "type": "string" }, "source": { "type": "string" },
@@ -162,6 +169,7 @@ fn answers() -> Value {
     };
     let text = || json!({ "type": ["string", "null"] });
     json!({
+        "Event": object(&["data"], json!({ "data": { "type": "string" }, "event": { "type": "string" }, "id": { "type": "string" } })),
         "Anything": { "type": ["object", "array"] },
         "Error": object(&["error"], json!({ "error": object(&["message", "type", "param", "code"], json!({
             "message": { "type": "string" }, "type": { "type": "string" }, "param": text(), "code": text(),
