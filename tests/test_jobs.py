@@ -329,3 +329,84 @@ def test_a_drain_keeps_what_waits_for_the_next_start(pool, tmp_path):
     server.start()
     for name in names:
         assert ended(server, name)["status"] == ("cancelled" if name == waiting[-1] else "succeeded")
+
+
+# ---- OpenAI's responses in the background ----
+
+
+def client_of(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=120, max_retries=0)
+
+
+def response_ended(client, name):
+    def look():
+        found = client.responses.retrieve(name)
+        return None if found.status in ("queued", "in_progress") else found
+
+    return wait_for(look, lambda: f"the response ends: {client.responses.retrieve(name)}")
+
+
+def test_a_response_in_the_background_is_queued_then_made_and_kept_under_one_id(pool, models):
+    server = pool(memory="1GiB", models=[{"name": "m", "source": models["q4_1"], "context_tokens": 512}])
+    client = client_of(server)
+    asked = {"model": "m", "input": "Name a colour.", "max_output_tokens": 8, "temperature": 0}
+    more = {"instructions": "Be brief.", "metadata": {"a": "b"}}
+    queued = client.responses.create(background=True, store=True, **asked, **more)
+    assert (queued.object, queued.status, queued.background) == ("response", "queued", True)
+    assert (queued.instructions, queued.metadata, queued.output) == ("Be brief.", {"a": "b"}, [])
+    done = response_ended(client, queued.id)
+    assert done.status in ("completed", "incomplete")
+    assert (done.id, done.created_at, done.background) == (queued.id, queued.created_at, True)
+    assert done.output_text == client.responses.create(**asked, **more).output_text
+    document = job(server, queued.id.replace("resp_", "job_"))
+    assert document["status"] == "succeeded" and document["route"] == "/v1/responses"
+    server.kill()
+    server.start()
+    assert client.responses.retrieve(queued.id) == done, "an answer that was there stays as it was"
+    with pytest.raises(openai.ConflictError) as failure:
+        client.responses.cancel(queued.id)
+    assert failure.value.code == "job_finished"
+    long = response_ended(client, client.responses.create(model="m", input="word " * 3000, background=True).id)
+    assert (long.status, long.error.code) == ("failed", "context_length_exceeded") and long.error.message
+
+
+def test_a_response_in_the_background_outlives_the_server_and_can_be_taken_back(pool, tmp_path):
+    slow = synthetic_model(tmp_path, "slow", load_seconds=60.0)
+    fast = synthetic_model(tmp_path, "fast")
+    files = {"slow": slow, "fast": fast}
+    server = pool(models=[{"name": name, "source": file, "engine": "synthetic"} for name, file in files.items()])
+    client = client_of(server)
+    waiting = client.responses.create(model="slow", input="x", instructions="Be brief.", background=True)
+    wait_for(lambda: client.responses.retrieve(waiting.id).status == "in_progress", "its model is being loaded")
+    server.kill()
+    server.start()
+    found = client.responses.retrieve(waiting.id)
+    assert found.status in ("queued", "in_progress") and found.instructions == "Be brief."
+    for _ in range(2):
+        cancelled = client.responses.cancel(waiting.id)
+        assert (cancelled.id, cancelled.status, cancelled.error) == (waiting.id, "cancelled", None)
+    assert client.responses.retrieve(waiting.id).status == "cancelled"
+    # Begun or not when the server ended, the next one makes it.
+    left = client.responses.create(model="fast", input="x", max_output_tokens=2, background=True)
+    server.kill()
+    server.start()
+    assert response_ended(client, left.id).status in ("completed", "incomplete")
+
+
+def test_responses_that_are_not_in_the_background(server):
+    client = client_of(server)
+    for fields, param in [({"stream": True}, "stream"), ({"store": False}, "store")]:
+        with pytest.raises(openai.BadRequestError) as failure:
+            client.responses.create(model="m", input="x", background=True, **fields)
+        assert failure.value.param == param
+    answered = client.responses.create(model="m", input="x", max_output_tokens=2)
+    _, _, other = submit(server, "m")
+    for name in (answered.id, other["id"], other["id"].replace("job_", "resp_"), "resp_", "x"):
+        for ask in (client.responses.retrieve, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError) as failure:
+                ask(name)
+            assert failure.value.code == "response_not_found"
+    queued = client.responses.create(model="m", input="x", max_output_tokens=2, background=True)
+    with pytest.raises(openai.BadRequestError) as failure:
+        list(client.responses.retrieve(queued.id, stream=True))
+    assert failure.value.param == "stream"

@@ -24,7 +24,7 @@ EXAMPLES = 40
 MODEL = "described"
 # What must be answered and not only refused, on each listener.
 WITH_BODY = ("chat/completions", "completions", "embeddings", "responses", "messages", "messages/count_tokens", "batches")
-NAMED = ("models", "files", "batches", "jobs")
+NAMED = ("models", "files", "batches", "jobs", "responses")
 ANSWERED = {
     False: {f"POST /v1/{route}": EXAMPLES // 2 for route in WITH_BODY} | {f"GET /v1/{kind}/{{name}}": 1 for kind in NAMED},
     True: {"GET /admin/v1/models/{name}": 1, "POST /admin/v1/models/{name}/pin": 1, "GET /admin/v1/jobs/{name}": 1},
@@ -53,8 +53,10 @@ def names_there(server):
     batch = json.loads(server.post("/v1/batches", body)[2])["id"]
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     job = json.loads(server.post("/v1/completions", body, headers={"prefer": "respond-async"})[2])["id"]
+    body = {"model": MODEL, "input": "x", "max_output_tokens": 1, "background": True}
+    response = json.loads(server.post("/v1/responses", body)[2])["id"]
     models = {"/v1/models/": MODEL, "/admin/v1/models/": MODEL}
-    return {"/v1/files/": file, "/v1/batches/": batch, "/v1/jobs/": job, "/admin/v1/jobs/": job, **models}
+    return {"/v1/files/": file, "/v1/batches/": batch, "/v1/jobs/": job, "/v1/responses/": response, "/admin/v1/jobs/": job, **models}
 
 
 def with_names(document, names):

@@ -132,6 +132,15 @@ impl Catalog {
         Ok(Some((row.try_get("route")?, row.try_get("body")?)))
     }
 
+    /// What a job asks; none if it has ended.
+    pub async fn job_body(&self, id: JobId) -> Result<Option<Vec<u8>>, CatalogError> {
+        let body = sqlx::query_scalar("SELECT body FROM jobs WHERE id = ? AND finished_unix_milliseconds IS NULL")
+            .bind(number(id))
+            .fetch_optional(&self.pool)
+            .await?;
+        Ok(body)
+    }
+
     /// Writes down that a job waits again.
     pub async fn return_job(&self, id: JobId, attempts: u32) -> Result<(), CatalogError> {
         sqlx::query(

@@ -17,6 +17,7 @@
 //! | too many jobs are kept | 429 | `job_queue_full` | after the hint |
 //! | the catalog cannot keep or find a job | 503 | `jobs_unavailable` | after the hint |
 //! | no such job, or not the caller's | 404 | `job_not_found` | no |
+//! | no such response, or not one made in the background | 404 | `response_not_found` | no |
 //! | a job that has ended is taken back | 409 | `job_finished` | no |
 //! | a key that means another request | 422 | `idempotency_key_reused` | no |
 
@@ -192,6 +193,11 @@ impl ApiError {
         let message = "files and batches cannot be kept or read right now; try again";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("files_unavailable"), message)
             .retry(JOB_RETRY_AFTER)
+    }
+
+    pub(crate) fn response_not_found() -> Self {
+        let message = "there is no such response; those made in the background are kept for a limited time";
+        Self::new(StatusCode::NOT_FOUND, INVALID, Some("response_not_found"), message)
     }
 
     pub(crate) fn job_finished(status: &str) -> Self {

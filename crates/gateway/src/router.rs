@@ -70,6 +70,8 @@ fn inference_table() -> Table<Api> {
         route("POST", "/v1/completions", Inference, openai::completions),
         route("POST", "/v1/embeddings", Inference, openai::embeddings),
         route("POST", "/v1/responses", Inference, openai::responses),
+        route("GET", "/v1/responses/{name}", Inference, openai::background::show),
+        route("POST", "/v1/responses/{name}/cancel", Inference, openai::background::cancel),
         route("POST", "/v1/messages", Inference, openai::messages),
         route("POST", "/v1/messages/count_tokens", Inference, openai::count_tokens),
         route("GET", "/v1/models", Inference, openai::list_models),

@@ -38,6 +38,10 @@ impl JobStore for CatalogJobs {
         answer(self.0.begin_job(job, attempts))
     }
 
+    fn body(&self, job: JobId) -> JobFuture<'_, Option<Vec<u8>>> {
+        answer(self.0.job_body(job))
+    }
+
     fn put_back(&self, job: JobId, attempts: u32) -> JobFuture<'_, ()> {
         answer(self.0.return_job(job, attempts))
     }

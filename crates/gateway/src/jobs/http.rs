@@ -72,12 +72,13 @@ pub(crate) async fn defer(api: &Api, call: &mut Call, asked: Deferral<'_>) -> Op
     }))
 }
 
-async fn accept(api: &Api, jobs: &Jobs, call: &Call, asked: &Deferral<'_>) -> Result<JobRecord, ApiError> {
+/// Keeps a request as a job.
+pub(crate) async fn accept(api: &Api, jobs: &Jobs, call: &Call, asked: &Deferral<'_>) -> Result<JobRecord, ApiError> {
     if api.frontend.is_draining() {
         return Err(ApiError::draining());
     }
     let new = NewJob {
-        name: new_name("job_")?,
+        name: new_name(super::PREFIX)?,
         tenant: call.tenant.clone(),
         route: asked.route.to_owned(),
         model: asked.model.to_owned(),
@@ -169,10 +170,10 @@ fn fingerprint(route: &str, body: &[u8]) -> String {
     hash.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-type Name = Result<Path<String>, PathRejection>;
+pub(crate) type Name = Result<Path<String>, PathRejection>;
 
 /// A job of the caller's own; anybody else's is not there.
-async fn find(api: &Api, name: Name) -> Result<(Jobs, JobRecord, Option<Live>), ApiError> {
+pub(crate) async fn find(api: &Api, name: Name) -> Result<(Jobs, JobRecord, Option<Live>), ApiError> {
     let (Some(jobs), Ok(Path(name))) = (api.later.jobs.clone(), name) else { return Err(ApiError::job_not_found()) };
     let (record, live) = jobs.look(&name).await?.ok_or_else(ApiError::job_not_found)?;
     if record.tenant != TenantId::anonymous() {
@@ -208,7 +209,8 @@ pub(crate) async fn cancel(State(api): State<Api>, name: Name) -> Response {
     }
 }
 
-async fn take_back(jobs: &Jobs, record: JobRecord) -> Result<JobRecord, ApiError> {
+/// Cancels a job; one that has ended otherwise stays as it is.
+pub(crate) async fn take_back(jobs: &Jobs, record: JobRecord) -> Result<JobRecord, ApiError> {
     jobs.cancel(record.id).await;
     let (record, _) = jobs.look(&record.name).await?.ok_or_else(ApiError::job_not_found)?;
     if record.status == warmset_core::jobs::JobStatus::Cancelled {
@@ -218,7 +220,12 @@ async fn take_back(jobs: &Jobs, record: JobRecord) -> Result<JobRecord, ApiError
 }
 
 fn document_response(record: &JobRecord, live: Option<Live>) -> Response {
-    let mut response = Response::new(Body::from(Document::new(record, live).to_json()));
+    job_response(record, Document::new(record, live).to_json())
+}
+
+/// An answer that shows a job in whatever form.
+pub(crate) fn job_response(record: &JobRecord, body: Vec<u8>) -> Response {
+    let mut response = Response::new(Body::from(body));
     write_job_headers(response.headers_mut(), record, 1.0);
     response
 }

@@ -12,18 +12,24 @@ mod run_loop;
 
 pub use document::job_document;
 pub(crate) use errand::{Answer, Errand, Verdict, perform};
-pub(crate) use http::{Deferral, admin_cancel, admin_list, admin_show, cancel, defer, show};
+pub(crate) use http::{
+    Deferral, Name, accept, admin_cancel, admin_list, admin_show, cancel, defer, find, job_response, show, take_back,
+};
 pub use port::{JobFuture, JobStore, JobStoreError};
 
 use crate::clock::Clock;
 use axum::Router;
-use run_loop::{Live, Message, RunLoop};
+pub(crate) use run_loop::Live;
+use run_loop::{Message, RunLoop};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
     JobId,
     jobs::{Acceptance, JobLimits, JobRecord, NewJob, Settings},
 };
+
+/// What the names of jobs begin with.
+pub(crate) const PREFIX: &str = "job_";
 
 /// How jobs are kept and run.
 #[derive(Debug, Clone)]
@@ -123,6 +129,11 @@ impl Jobs {
         }
         // It ended between the two looks.
         Ok(self.inner.store.job(name.to_owned()).await?.map(|record| (record, None)))
+    }
+
+    /// What a job asks, until it has ended.
+    pub(crate) async fn body(&self, job: JobId) -> Result<Option<Vec<u8>>, JobStoreError> {
+        self.inner.store.body(job).await
     }
 
     /// The newest jobs, without answers.

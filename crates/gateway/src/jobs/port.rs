@@ -36,6 +36,8 @@ pub trait JobStore: Send + Sync + 'static {
     fn unfinished(&self) -> JobFuture<'_, Vec<Unfinished>>;
     /// A job begins: its route and body; none if it has ended.
     fn begin(&self, job: JobId, attempts: u32) -> JobFuture<'_, Option<(String, Vec<u8>)>>;
+    /// What a job asks; none once it has ended.
+    fn body(&self, job: JobId) -> JobFuture<'_, Option<Vec<u8>>>;
     /// A job waits again.
     fn put_back(&self, job: JobId, attempts: u32) -> JobFuture<'_, ()>;
     /// A job has ended; false if it had before.

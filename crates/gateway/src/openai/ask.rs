@@ -60,6 +60,8 @@ pub(crate) struct Generation {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) tier: Option<Tier>,
+    /// Whether the answer is asked for later, in a dialect that has a way to.
+    pub(crate) background: bool,
     /// What a response repeats of its request, in a dialect that does.
     pub(crate) echo: Option<Box<Map<String, Value>>>,
 }
@@ -80,7 +82,16 @@ pub(crate) fn single(fields: &Fields<'_>, messages: String, shared: Shared) -> R
     let (prompt, choices, ignore_end) = (Prompt::Chat { messages }, 1, false);
     let job = GenerateJob { prompt, choices, max_tokens, sampling, stop, ignore_end, stream, output };
     let jobs = vec![Work::Generate(Box::new(job))];
-    Ok(Generation { model: model(fields)?, jobs, choices, stream, include_usage: false, tier, echo: None })
+    Ok(Generation {
+        model: model(fields)?,
+        jobs,
+        choices,
+        stream,
+        include_usage: false,
+        tier,
+        background: false,
+        echo: None,
+    })
 }
 
 /// How vectors are written.
@@ -156,7 +167,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
     };
     let jobs = prompts.into_iter().map(|prompt| Work::Generate(Box::new(job(prompt)))).collect();
     let (include_usage, tier) = (include_usage(&fields)?, tier(&fields)?);
-    Ok(Generation { model, jobs, choices, stream, include_usage, tier, echo: None })
+    Ok(Generation { model, jobs, choices, stream, include_usage, tier, background: false, echo: None })
 }
 
 /// Reads the body of `/v1/embeddings`.

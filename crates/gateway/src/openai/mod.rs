@@ -2,6 +2,7 @@
 //! `ask` and the files named after it read a dialect, `objects` and the `encode` files write one; nothing else differs.
 
 mod ask;
+pub(crate) mod background;
 mod call;
 mod conversation;
 mod dialect;
@@ -150,7 +151,7 @@ impl Dialect {
     fn path(self) -> &'static str {
         match self {
             Self::Completions(route) => route.path(),
-            Self::Responses => "/v1/responses",
+            Self::Responses => background::PATH,
             Self::Messages => "/v1/messages",
         }
     }
@@ -173,6 +174,9 @@ async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
             let class = class_of(&call, &entry, asked.tier);
             let (headers, model) = (&headers, asked.model.as_str());
             let deferral = Deferral { route: dialect.path(), headers, body: &body, model, entry: &entry, class };
+            if asked.background && call.errand.is_none() {
+                return background::accept(&api, &mut call, deferral).await;
+            }
             if !asked.stream
                 && let Some(response) = jobs::defer(&api, &mut call, deferral).await
             {

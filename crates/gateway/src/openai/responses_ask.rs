@@ -1,5 +1,5 @@
 //! OpenAI's Responses, read: items become messages and calls of functions, everything else is as for a chat. Nothing
-//! is stored, and what needs a store is refused.
+//! is stored but what is made in the background, and what else needs a store is refused.
 
 use super::{
     ask::{self, Generation, MESSAGES_MAX, PARTS_MAX, Shared},
@@ -17,23 +17,32 @@ const METADATA_MAX: usize = 16;
 /// Reads the body of `/v1/responses`.
 pub(crate) fn generation(body: &[u8]) -> Result<Generation, ApiError> {
     let fields = Fields::parse(body)?;
-    refuse_unsupported(&fields)?;
+    let background = fields.flag("background")?;
+    refuse_unsupported(&fields, background)?;
     let conversation = conversation(&fields)?;
     let output = output::checked(Output { format: format(&fields)?, tools: tools(&fields)?, logprobs: None })?;
     let max_tokens = fields.integer("max_output_tokens", 1..=ask::MAX_TOKENS_MAX)?;
     let (sampling, tier, stream) = (ask::sampling(&fields)?, ask::tier(&fields)?, fields.flag("stream")?);
-    let echo = echo(&fields)?;
+    if background && stream {
+        let message = "a response is made in the background or streamed, not both";
+        return Err(ApiError::unsupported("stream", message));
+    }
+    let echo = echo(&fields, background)?;
     let shared = Shared { max_tokens, stop: Vec::new(), sampling, output, stream, tier };
     let generation = ask::single(&fields, conversation.into_json(), shared)?;
-    Ok(Generation { echo: Some(Box::new(echo)), ..generation })
+    Ok(Generation { background, echo: Some(Box::new(echo)), ..generation })
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
-    let refused: [(&str, &[&str], &str); 9] = [
-        ("store", &["false"], "responses are not stored here; send the whole conversation as input"),
+fn refuse_unsupported(fields: &Fields<'_>, background: bool) -> Result<(), ApiError> {
+    let store: (&[&str], &str) = if background {
+        (&["true"], "a response made in the background is stored until it is forgotten")
+    } else {
+        (&["false"], "responses are not stored here; send the whole conversation as input")
+    };
+    let refused: [(&str, &[&str], &str); 8] = [
+        ("store", store.0, store.1),
         ("previous_response_id", &[], "responses are not stored here; send the whole conversation as input"),
         ("conversation", &[], "conversations are not stored here; send the whole conversation as input"),
-        ("background", &["false"], "background is not supported on this route"),
         ("prompt", &[], "stored prompts are not supported"),
         ("truncation", &["\"disabled\""], "truncation is not supported: a prompt that is too long is refused"),
         ("include", &["[]"], "include is not supported"),
@@ -203,8 +212,13 @@ fn tools(fields: &Fields<'_>) -> Result<Option<Tools>, ApiError> {
     output::collected(functions, choice, parallel)
 }
 
+/// What a response made in the background repeats of a request that is not kept any more.
+pub(crate) fn echo_of_nothing() -> Map<String, Value> {
+    Fields::parse(b"{}").and_then(|fields| echo(&fields, true)).unwrap_or_default()
+}
+
 /// What the response repeats of the request.
-fn echo(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+fn echo(fields: &Fields<'_>, background: bool) -> Result<Map<String, Value>, ApiError> {
     let metadata = fields.read::<Map<String, Value>>("metadata", "an object")?.unwrap_or_default();
     if metadata.len() > METADATA_MAX || metadata.values().any(|value| !value.is_string()) {
         return Err(ApiError::param("metadata", format!("metadata must hold at most {METADATA_MAX} texts")));
@@ -233,8 +247,8 @@ fn echo(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
         ("metadata", Value::Object(metadata)),
         ("truncation", json!("disabled")),
         ("previous_response_id", Value::Null),
-        ("store", json!(false)),
-        ("background", json!(false)),
+        ("store", json!(background)),
+        ("background", json!(background)),
     ] {
         echo.insert(name.into(), value);
     }

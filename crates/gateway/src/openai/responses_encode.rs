@@ -35,7 +35,8 @@ impl Response {
         Self { head, events: 0, output: Vec::new(), text: None, call: None, finish: None }
     }
 
-    fn object(&self, status: &str, usage: Option<Usage>) -> Value {
+    /// The whole response.
+    pub(crate) fn object(&self, status: &str, usage: Option<Usage>) -> Value {
         let incomplete = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
         let mut object = json!({
             "id": format!("resp_{}", self.head.own),

@@ -31,6 +31,8 @@ pub(super) fn operations() -> Vec<Operation> {
             .body("ResponseRequest")
             .answers(200, "Response")
             .streams(),
+        get("/v1/responses/{name}", "A response made in the background").answers(200, "Response"),
+        post("/v1/responses/{name}/cancel", "Cancels a response made in the background").answers(200, "Response"),
         post("/v1/messages", "Answers a conversation of blocks (Anthropic)")
             .body("MessageRequest")
             .answers(200, "Message")

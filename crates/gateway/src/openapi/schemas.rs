@@ -130,7 +130,7 @@ fn requests() -> Value {
         "ResponseRequest": request(&["model", "input"], json!({
             "input": { "oneOf": [{ "type": "string" }, messages(&["user", "assistant", "system", "developer"], "input_text")] },
             "instructions": { "type": ["string", "null"] }, "max_output_tokens": tokens(),
-            "store": { "enum": [false, null] },
+            "store": { "type": ["boolean", "null"] }, "background": { "type": ["boolean", "null"] },
         })),
         "MessageRequest": request(&["model", "messages", "max_tokens"], message),
         "CountRequest": request(&["model", "messages"], claude),
@@ -180,7 +180,8 @@ fn answers() -> Value {
         "Completion": completion("text_completion", "text"),
         "EmbeddingList": list(object(&["object", "index", "embedding"], json!({ "object": { "const": "embedding" } }))),
         "Response": object(&["id", "object", "created_at", "status", "model", "output", "usage"], json!({
-            "object": { "const": "response" }, "status": { "enum": ["completed", "incomplete"] },
+            "object": { "const": "response" }, "background": { "type": "boolean" },
+            "status": { "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"] },
             "output": { "type": "array", "items": object(&["id", "type", "status"], json!({})) },
         })),
         "Message": object(&["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"], json!({
