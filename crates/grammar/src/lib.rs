@@ -1,5 +1,5 @@
 //! What an answer may be, as one kind of grammar: JSON schemas, llama.cpp's notation (GBNF) and calls of functions are
-//! compiled by llguidance, with a bound on all work (docs/adr/0013-llguidance.md says why not llama.cpp's own).
+//! compiled by llguidance, with a bound on all work (docs/adr/0009-llguidance.md says why not llama.cpp's own).
 //!
 //! A server checks with it what callers send before anything is loaded; an engine holds its tokens to it.
 

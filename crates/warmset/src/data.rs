@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
+    net::TcpStream,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,6 +12,9 @@ use std::{
 /// How long a command waits for another command on the same data directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// How long a server that does not answer is taken for one that was killed: what it had just started may hold its lock
+/// for a moment longer than it lives.
+const GONE_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest address a lock file may hold.
 const ADDRESS_BYTES_MAX: u64 = 256;
 
@@ -59,7 +63,7 @@ impl DataLock {
         let path = root.join("lock");
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = open.with_context(|| format!("cannot open {}: check its permissions", path.display()))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let began = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => {
@@ -72,10 +76,12 @@ impl DataLock {
                 }
                 Err(TryLockError::WouldBlock) => {}
             }
-            if let Some(address) = read_address(&mut file) {
+            if let Some(address) = read_address(&mut file)
+                && (answers(&address) || began.elapsed() >= GONE_PATIENCE)
+            {
                 return Ok(Locked::Server(address));
             }
-            if Instant::now() >= deadline {
+            if began.elapsed() >= LOCK_PATIENCE {
                 bail!("{} is in use by another warmset command: wait until it is done", root.display());
             }
             std::thread::sleep(LOCK_PAUSE);
@@ -93,6 +99,11 @@ impl DataLock {
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
+}
+
+/// Whether anybody listens there.
+fn answers(address: &str) -> bool {
+    address.parse().is_ok_and(|address| TcpStream::connect_timeout(&address, GONE_PATIENCE).is_ok())
 }
 
 /// The address in a lock file; none before the server knows it or if a command has the lock.
