@@ -24,6 +24,14 @@ impl Clock {
     pub fn until(&self, instant: Instant) -> Duration {
         instant.since(self.now())
     }
+
+    /// Resolves at `instant`; never without one.
+    pub(crate) async fn reach(self, instant: Option<Instant>) {
+        match instant {
+            Some(instant) => tokio::time::sleep(self.until(instant)).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// Seconds since 1970 by the wall clock, for the `created` fields of OpenAI's objects.

@@ -116,14 +116,7 @@ impl RunLoop {
 
     pub(crate) async fn run(mut self, mut received: mpsc::UnboundedReceiver<Message>) {
         loop {
-            let timer = self.gateway.next_timer();
-            let clock = self.config.clock;
-            let wait = async move {
-                match timer {
-                    Some(instant) => tokio::time::sleep(clock.until(instant)).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let wait = self.config.clock.reach(self.gateway.next_timer());
             tokio::select! {
                 biased;
                 message = received.recv() => match message {

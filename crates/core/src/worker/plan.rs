@@ -162,8 +162,8 @@ impl Worker {
 
     /// A version that is about to be replaced answers callers until its successor can.
     pub(super) fn has_successor_on_its_way(&self, digest: Digest) -> bool {
-        let others = self.active.iter().filter_map(|other| self.models.get(other));
-        others.filter(|other| other.predecessor.is_some_and(|(old, _)| old == digest)).count() > 0
+        let mut others = self.active.iter().filter_map(|other| self.models.get(other));
+        others.any(|other| other.predecessor.is_some_and(|(old, _)| old == digest))
     }
 
     /// What dropping a model would lose, in seconds of rewarming per second; those beyond its target weigh more.

@@ -81,14 +81,7 @@ impl RunLoop {
         let mut forget = tokio::time::interval(FORGET_INTERVAL);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let timer = self.queue.next_timer();
-            let clock = self.config.clock;
-            let wait = async move {
-                match timer {
-                    Some(instant) => tokio::time::sleep(clock.until(instant)).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let wait = self.config.clock.reach(self.queue.next_timer());
             tokio::select! {
                 biased;
                 message = received.recv() => match message {

@@ -319,12 +319,13 @@ struct MadeFunction<'a> {
     arguments: Text<'a>,
 }
 
+/// One piece of a message's content.
 #[derive(Deserialize)]
-struct Part<'a> {
+pub(super) struct Part<'a> {
     #[serde(rename = "type", borrow)]
-    kind: Text<'a>,
+    pub(super) kind: Text<'a>,
     #[serde(borrow, default)]
-    text: Option<Text<'a>>,
+    pub(super) text: Option<Text<'a>>,
 }
 
 /// Checks the shape of a conversation and passes it on as it was sent: the model's template renders it.

@@ -2,7 +2,7 @@
 //! is stored but what is made in the background, and what else needs a store is refused.
 
 use super::{
-    ask::{self, Generation, MESSAGES_MAX, PARTS_MAX, Shared},
+    ask::{self, Generation, MESSAGES_MAX, PARTS_MAX, Part, Shared},
     conversation::Conversation,
     fields::{Bounded, Fields, Text},
     output::{self, AskedFunction, TOOLS_MAX},
@@ -68,14 +68,6 @@ struct Item<'a> {
     arguments: Option<Text<'a>>,
     #[serde(borrow, default)]
     output: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Part<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: Text<'a>,
-    #[serde(borrow, default)]
-    text: Option<Text<'a>>,
 }
 
 fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
