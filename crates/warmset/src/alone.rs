@@ -8,7 +8,7 @@ use crate::{
     repository::{Repository, Stored, parse_name},
     settings,
 };
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc};
 use warmset_catalog::Switch;
@@ -67,12 +67,7 @@ pub(crate) async fn switch(
     back: bool,
 ) -> Result<Value> {
     let current = repository.get(name).await?;
-    let digest = if back {
-        repository.replaced(&current.model).await?.to_string()
-    } else {
-        repository.wanted(name, &options, Trust::Operator).await?.to_string()
-    };
-    let version = repository.version(name, &digest).await?;
+    let version = repository.target(&current.model, &options, back, Trust::Operator).await?;
     let mut next = repository.stored_version(&version).await?;
     let mut document = json!({
         "name": current.model.name, "digest": version.digest, "from": current.model.digest, "by": options.by(),
@@ -86,13 +81,7 @@ pub(crate) async fn switch(
     next.canary = options.canary(&next, &current)?;
     let (agent, _) = start(repository, root, &next)?;
     let work = async {
-        agent.load(version.digest).await.map_err(|error| anyhow!(error.message))?;
-        let canary = match &next.canary {
-            Some(canary) => Some(canary.clone()),
-            None => profile::record_canary(&agent, &next).await?,
-        };
-        repository.catalog.set_canary(&version.digest, canary.as_ref()).await?;
-        let score = agent.canary_score(version.digest).await?;
+        let (canary, score) = profile::load_and_ask(repository, &agent, &next).await?;
         let detail = json!({ "canary": canary, "canary_score": score, "source": version.source });
         let by = options.by().to_owned();
         let (model, from, to) = (current.model.name.clone(), current.model.digest, version.digest);

@@ -15,7 +15,7 @@ use warmset_catalog::Measurement;
 use warmset_core::{
     Priority, RequestId, TenantId,
     inference::{FailureKind, GenerateJob, Prompt, Reply, Timings, Usage, Work},
-    rollout::{Canary, Expected},
+    rollout::{Canary, CanaryScore, Expected},
     worker::Fact,
 };
 use warmset_worker::{AgentHandle, Assignment, embedding_question, text_question};
@@ -38,6 +38,23 @@ const CANARY_TOKENS: u32 = 24;
 const LATENCY_FACTOR: f64 = 20.0;
 /// Requests of measurements have numbers of their own, which the gateway never reaches.
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1 << 63);
+
+/// Loads a version and has it answer its canary, or records one; says what it must answer and how it did. Kept once it
+/// was passed: a wrong expectation is not asked again.
+pub(crate) async fn load_and_ask(
+    repository: &Repository,
+    agent: &AgentHandle,
+    next: &Stored,
+) -> Result<(Option<Canary>, Option<CanaryScore>)> {
+    let digest = next.model.digest;
+    agent.load(digest).await.map_err(|error| anyhow!(error.message))?;
+    let canary = match &next.canary {
+        Some(canary) => Some(canary.clone()),
+        None => record_canary(agent, next).await?,
+    };
+    repository.catalog.set_canary(&digest, canary.as_ref()).await?;
+    Ok((canary, agent.canary_score(digest).await?))
+}
 
 /// What a version must answer from now on: what a person gave stays, else its answer of just now.
 pub(crate) async fn canary_of(repository: &Repository, agent: &AgentHandle, stored: &Stored) -> Result<Option<Canary>> {

@@ -21,10 +21,9 @@ use warmset_catalog::{NewEvent, Switch};
 use warmset_core::{
     Digest, ModelName,
     gateway::ColdPolicy,
-    rollout::{CanaryScore, Takeover},
+    rollout::{Canary, CanaryScore, Takeover},
     worker::{ModelState, Rejection},
 };
-
 use warmset_source::Trust;
 
 /// How often a promotion looks whether the old version's requests have ended.
@@ -33,12 +32,6 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(120);
 /// How long the gateway knows a version after its last request: for whoever looked a name up just before it changed.
 const LINGER: Duration = Duration::from_secs(5);
-
-/// Which way a name goes.
-enum Way {
-    To,
-    Back,
-}
 
 /// One promotion, decided and not yet carried out.
 struct Plan {
@@ -55,25 +48,24 @@ struct Plan {
 impl Server {
     /// Lets a name stand for another of its versions.
     pub(crate) async fn promote(self: &Arc<Self>, name: &ModelName, options: PromoteOptions) -> Result<Value> {
-        self.switch(name, options, &Way::To).await
+        self.switch(name, options, false).await
     }
 
     /// Lets a name stand for what it stood for before.
     pub(crate) async fn roll_back(self: &Arc<Self>, name: &ModelName, options: PromoteOptions) -> Result<Value> {
-        self.switch(name, options, &Way::Back).await
+        self.switch(name, options, true).await
     }
 
-    async fn switch(self: &Arc<Self>, name: &ModelName, options: PromoteOptions, way: &Way) -> Result<Value> {
+    async fn switch(self: &Arc<Self>, name: &ModelName, options: PromoteOptions, back: bool) -> Result<Value> {
         let name = self.repository.catalog.resolve(name).await?.name;
         let Some(running) = self.promotions.begin(&name) else {
             bail!("{name} is being promoted right now: wait for its end, or look at the events");
         };
         // Whoever asked may leave; what was begun is brought to an end.
         let (server, dry_run) = (self.clone(), options.dry_run);
-        let way_back = matches!(way, Way::Back);
         let work = async move {
             let _running = running;
-            let plan = match server.plan(&name, &options, way_back).await? {
+            let plan = match server.plan(&name, &options, back).await? {
                 Ok(plan) => plan,
                 Err(document) => return Ok(document),
             };
@@ -98,17 +90,12 @@ impl Server {
         back: bool,
     ) -> Result<std::result::Result<Plan, Value>> {
         let current = self.repository.get(name).await?;
-        let repository = &self.repository;
-        let digest = if back {
-            repository.replaced(&current.model).await?
-        } else {
-            repository.wanted(name, options, Trust::Caller).await?
-        };
+        let version = self.repository.target(&current.model, options, back, Trust::Caller).await?;
+        let digest = version.digest;
         if digest == current.model.digest {
             let document = json!({ "name": name, "digest": digest, "from": digest, "changed": false });
             return Ok(Err(document));
         }
-        let version = self.repository.version(name, digest.hex().as_str()).await?;
         let mut next = self.repository.stored_version(&version).await?;
         next.canary = options.canary(&next, &current)?;
         // The worker must know it, and the gateway its name, before it can be loaded and told of.
@@ -137,24 +124,37 @@ impl Server {
         let name = plan.current.model.name.clone();
         self.tell("promotion_started", &plan, self.plan_document(&plan, false).await?).await;
         let made_way = matches!(plan.takeover, Takeover::DrainThenLoad { .. });
-        let outcome = match self.warm(&plan).await {
-            Ok(score) => self.change_meaning(&plan, score, began).await,
-            Err(error) => Err(error),
+        let switched = async {
+            let (canary, score) = self.warm(&plan).await?;
+            let detail = json!({
+                "canary": canary, "canary_score": score, "seconds": began.elapsed().as_secs_f64(),
+                "source": plan.next.model.source,
+            });
+            self.change_meaning(&plan, &detail).await?;
+            anyhow::Ok(detail)
         };
-        if let Err(error) = &outcome {
-            self.withdraw(&plan.next.model.digest).await?;
-            if made_way {
-                self.agent.prewarm(plan.current.model.digest);
+        match switched.await {
+            Ok(detail) => {
+                let digest = plan.next.model.digest;
+                let followed = self.follow_meaning(&plan, detail).await;
+                followed.with_context(|| {
+                    format!("{name} stands for {digest} in the catalog, but this server does not follow: restart it")
+                })
             }
-            self.promotions.hold(&name, false);
-            self.publish().await?;
-            self.tell("promotion_failed", &plan, json!({ "reason": format!("{error:#}") })).await;
+            Err(error) => {
+                self.tell("promotion_failed", &plan, json!({ "reason": format!("{error:#}") })).await;
+                if made_way {
+                    self.agent.prewarm(plan.current.model.digest);
+                }
+                self.promotions.hold(&name, false);
+                self.withdraw(&plan.next.model.digest).await?;
+                Err(error.context(format!("{name} still stands for {}", plan.current.model.digest)))
+            }
         }
-        outcome.with_context(|| format!("{name} still stands for {}", plan.current.model.digest))
     }
 
     /// Loads the new version and asks its canary; says how it went.
-    async fn warm(&self, plan: &Plan) -> Result<Option<CanaryScore>> {
+    async fn warm(&self, plan: &Plan) -> Result<(Option<Canary>, Option<CanaryScore>)> {
         let (digest, old) = (plan.next.model.digest, plan.current.model.digest);
         match &plan.takeover {
             Takeover::Impossible { rejection } => {
@@ -164,7 +164,11 @@ impl Server {
             Takeover::DrainThenLoad { .. } => {
                 self.promotions.hold(&plan.current.model.name, true);
                 self.publish().await?;
-                self.await_end_of(old, DRAIN_PATIENCE).await?;
+                let ended = tokio::time::timeout(DRAIN_PATIENCE, self.end_of(old)).await;
+                let seconds = DRAIN_PATIENCE.as_secs();
+                ended.map_err(|_| {
+                    anyhow!("requests on {old} did not end within {seconds} s: promote when it is less busy")
+                })?;
                 self.agent.unload(old).await?;
             }
         }
@@ -173,29 +177,12 @@ impl Server {
             // It was loaded when nothing was asked of it.
             self.agent.unload(digest).await?;
         }
-        self.agent.load(digest).await.map_err(|error| anyhow!(error.message))?;
-        let canary = match &plan.next.canary {
-            Some(canary) => Some(canary.clone()),
-            None => profile::record_canary(&self.agent, &plan.next).await?,
-        };
-        // Kept once it was passed: a wrong expectation is not asked again.
-        self.repository.catalog.set_canary(&digest, canary.as_ref()).await?;
-        Ok(self.agent.canary_score(digest).await?)
+        profile::load_and_ask(&self.repository, &self.agent, &plan.next).await
     }
 
-    /// The step: from here on the name stands for the new version.
-    async fn change_meaning(
-        self: &Arc<Self>,
-        plan: &Plan,
-        score: Option<CanaryScore>,
-        began: Instant,
-    ) -> Result<Value> {
+    /// The step: from here on the name stands for the new version, whatever fails afterwards.
+    async fn change_meaning(&self, plan: &Plan, detail: &Value) -> Result<()> {
         let (digest, old) = (plan.next.model.digest, plan.current.model.digest);
-        let canary = self.repository.catalog.version(&digest).await?.and_then(|version| version.canary);
-        let seconds = began.elapsed().as_secs_f64();
-        let detail = json!({
-            "canary": canary, "canary_score": score, "seconds": seconds, "source": plan.next.model.source,
-        });
         let switch = Switch {
             model: plan.current.model.name.clone(),
             from: old,
@@ -207,7 +194,14 @@ impl Server {
         // The gateway knows it as ready before any name leads to it: a question answered is everything before it done.
         self.frontend.worker_state(self.worker, digest, ModelState::Ready);
         self.frontend.requests_of(digest).await;
-        let model = self.repository.catalog.switch(&switch).await?;
+        self.repository.catalog.switch(&switch).await?;
+        Ok(())
+    }
+
+    /// Worker and gateway follow the catalog; the old version ends.
+    async fn follow_meaning(self: &Arc<Self>, plan: &Plan, detail: Value) -> Result<Value> {
+        let (digest, old) = (plan.next.model.digest, plan.current.model.digest);
+        let model = &plan.current.model;
         self.configure(&self.repository.get(&model.name).await?).await?;
         let stay = self.keep_answering(&plan.current).await?;
         self.promotions.let_go(&digest);
@@ -216,13 +210,14 @@ impl Server {
         // Not before: until then callers are still admitted for it.
         self.retire(old, stay);
         let kind = if plan.back { "rolled_back" } else { "promoted" };
+        let (score, seconds) = (detail["canary_score"].clone(), detail["seconds"].clone());
         let mut told = detail;
         told["by"] = json!(plan.by);
         told["from"] = json!(old);
         self.show(kind, &plan.next, told);
         let mut document = self.plan_document(plan, true).await?;
-        document["canary_score"] = json!(score);
-        document["seconds"] = json!(seconds);
+        document["canary_score"] = score;
+        document["seconds"] = seconds;
         Ok(document)
     }
 
@@ -241,9 +236,7 @@ impl Server {
     fn retire(self: &Arc<Self>, digest: Digest, stay: u64) {
         let server = self.clone();
         tokio::spawn(async move {
-            while server.frontend.requests_of(digest).await > 0 {
-                tokio::time::sleep(LOOK_PAUSE).await;
-            }
+            server.end_of(digest).await;
             if server.promotions.stays(&digest, stay) && server.agent.unload(digest).await.is_ok() {
                 tokio::time::sleep(LINGER).await;
                 if server.promotions.stays(&digest, stay)
@@ -264,15 +257,11 @@ impl Server {
         Ok(())
     }
 
-    async fn await_end_of(&self, digest: Digest, patience: Duration) -> Result<()> {
-        let began = Instant::now();
+    /// Waits until the last request of a version has ended.
+    async fn end_of(&self, digest: Digest) {
         while self.frontend.requests_of(digest).await > 0 {
-            if began.elapsed() > patience {
-                bail!("requests on {digest} did not end within {} s: promote when it is less busy", patience.as_secs());
-            }
             tokio::time::sleep(LOOK_PAUSE).await;
         }
-        Ok(())
     }
 
     async fn plan_document(&self, plan: &Plan, changed: bool) -> Result<Value> {

@@ -6,7 +6,7 @@ use super::{
 use crate::promotion::PromoteOptions;
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
-use warmset_catalog::{Model, ModelSettings, NewModel, Switch, Version};
+use warmset_catalog::{CatalogError, Model, ModelSettings, NewModel, Switch, Version};
 use warmset_core::{Digest, ModelName};
 use warmset_source::Trust;
 use warmset_store::Manifest;
@@ -25,14 +25,14 @@ impl Repository {
         taken: &Taken,
         entering: &Entering<'_>,
     ) -> Result<Added> {
-        let name = &known.name;
+        let (name, configured) = (&known.name, !matches!(entering, Entering::By(_)));
         let versions = self.catalog.versions(name).await?;
         let there = versions.iter().any(|version| version.digest == taken.digest);
         let settings = match entering {
             Entering::Configured | Entering::Reloaded => taken.settings.clone(),
             Entering::By(_) => said_over(options, &taken.settings, known)?,
         };
-        if matches!(entering, Entering::By(_)) && settings.with_version(&known.settings) != known.settings {
+        if !configured && settings.with_version(&known.settings) != known.settings {
             bail!(
                 "what callers get of {name} is not changed by a new version: leave out --pin, --priority, \
                  --max-concurrency, --critical-reserve, --cold, --pool and --keep-alive, or give them with {} once it \
@@ -43,7 +43,7 @@ impl Repository {
         if !there {
             self.catalog.add_version(&taken.as_new(name, options, settings)?).await?;
         }
-        let by_hand = there && options.digest.is_none() && switched_by_hand(&versions, known);
+        let by_hand = configured && there && options.digest.is_none() && switched_by_hand(&versions, known);
         if let Entering::Reloaded = entering {
             // How the name is served changes now, how the version is loaded when the name comes to mean it.
             let served = as_configured(options, taken.settings.clone(), known).with_version(&known.settings);
@@ -54,8 +54,8 @@ impl Repository {
             if by_hand {
                 tracing::info!(%name, digest = %known.digest, configured = %taken.digest, "a promotion by hand holds");
             }
-            let (model, meant) = (self.catalog.model(name).await?, matches!(entering, Entering::By(_)) || !by_hand);
-            return Ok(Added { model, existed: there, replaced: None, candidate: meant.then_some(taken.digest) });
+            let (model, candidate) = (self.catalog.model(name).await?, (!by_hand).then_some(taken.digest));
+            return Ok(Added { model, existed: there, replaced: None, candidate });
         }
         let model = self.configured_switch(known, taken.digest, &options.source).await?;
         self.change_settings(&model, &as_configured(options, taken.settings.clone(), known)).await?;
@@ -118,8 +118,21 @@ impl Repository {
         }
     }
 
+    /// The version that a name is to stand for: what it stood for before, or what is asked for.
+    pub(crate) async fn target(
+        &self,
+        current: &Model,
+        options: &PromoteOptions,
+        back: bool,
+        trust: Trust,
+    ) -> Result<Version> {
+        let digest =
+            if back { self.replaced(current).await? } else { self.wanted(&current.name, options, trust).await? };
+        self.catalog.version(&digest).await?.ok_or_else(|| CatalogError::UnknownVersion(digest).into())
+    }
+
     /// The version that is to be promoted; taken in first if a source is given.
-    pub(crate) async fn wanted(&self, name: &ModelName, options: &PromoteOptions, trust: Trust) -> Result<Digest> {
+    async fn wanted(&self, name: &ModelName, options: &PromoteOptions, trust: Trust) -> Result<Digest> {
         let wanted = options.digest.as_deref();
         let Some(source) = &options.source else {
             let Some(wanted) = wanted else { bail!("give the digest of a version, or a source to take one from") };
@@ -137,7 +150,7 @@ impl Repository {
     }
 
     /// What a name stood for before what it stands for now.
-    pub(crate) async fn replaced(&self, current: &Model) -> Result<Digest> {
+    async fn replaced(&self, current: &Model) -> Result<Digest> {
         let version = self.catalog.version(&current.digest).await?;
         let replaced = version.and_then(|version| version.replaced);
         replaced.ok_or_else(|| anyhow!("{} has stood for nothing before: there is nothing to go back to", current.name))
