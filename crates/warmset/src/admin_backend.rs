@@ -5,7 +5,7 @@ use crate::{
     fetch_events::Told,
     link::StoredArtifacts,
     profile,
-    promotion::{PromoteOptions, Promotions},
+    promotion::{PromoteOptions, Promotions, check_by},
     reload::Configured,
     repository::{
         Added, ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
@@ -163,6 +163,7 @@ impl Server {
     async fn add(&self, mut body: Value) -> Result<Value> {
         let by = body.as_object_mut().and_then(|body| body.remove("by"));
         let by = by.as_ref().and_then(Value::as_str).unwrap_or("unknown");
+        check_by(by)?;
         let options: ModelOptions =
             serde_json::from_value(body).map_err(|error| anyhow!("not the description of a model: {error}"))?;
         // The first tier is the host.

@@ -4,7 +4,7 @@ use crate::{
     config::Config,
     link::StoredArtifacts,
     profile,
-    promotion::PromoteOptions,
+    promotion::{PromoteOptions, check_by},
     repository::{Repository, Stored, parse_name},
     settings,
 };
@@ -66,6 +66,7 @@ pub(crate) async fn switch(
     options: PromoteOptions,
     back: bool,
 ) -> Result<Value> {
+    check_by(options.by())?;
     let current = repository.get(name).await?;
     let version = repository.target(&current.model, &options, back, Trust::Operator).await?;
     let mut next = repository.stored_version(&version).await?;

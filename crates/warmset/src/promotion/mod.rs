@@ -7,7 +7,7 @@
 mod options;
 mod state;
 
-pub(crate) use options::{LATENCY_MAX_SECONDS, PromoteOptions, SCORE_MIN};
+pub(crate) use options::{LATENCY_MAX_SECONDS, PromoteOptions, SCORE_MIN, check_by};
 pub(crate) use state::Promotions;
 
 use crate::{admin_backend::Server, config::units::format_bytes, profile, repository::Stored, settings};
@@ -57,6 +57,7 @@ impl Server {
     }
 
     async fn switch(self: &Arc<Self>, name: &ModelName, options: PromoteOptions, back: bool) -> Result<Value> {
+        check_by(options.by())?;
         let name = self.repository.catalog.resolve(name).await?.name;
         let Some(running) = self.promotions.begin(&name) else {
             bail!("{name} is being promoted right now: wait for its end, or look at the events");

@@ -35,6 +35,17 @@ pub(crate) struct PromoteOptions {
     pub(crate) canary_latency_max_seconds: Option<f64>,
 }
 
+/// Characters of the name of whoever approves.
+const BY_CHARACTERS_MAX: usize = 128;
+
+/// Whether this names somebody: it is shown in tables and kept with what was approved.
+pub(crate) fn check_by(by: &str) -> Result<()> {
+    if by.trim().is_empty() || by.chars().count() > BY_CHARACTERS_MAX || by.chars().any(char::is_control) {
+        bail!("who approves must be named in 1 to {BY_CHARACTERS_MAX} characters, without control characters");
+    }
+    Ok(())
+}
+
 impl PromoteOptions {
     /// Who says so.
     pub(crate) fn by(&self) -> &str {
@@ -70,5 +81,18 @@ impl PromoteOptions {
         };
         canary.check().map_err(anyhow::Error::msg)?;
         Ok(Some(canary))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_approves_is_a_short_plain_name() {
+        assert!(check_by("ada").is_ok() && check_by(&"a".repeat(BY_CHARACTERS_MAX)).is_ok());
+        for wrong in ["", " ", "a\nb", "a\u{1b}[31mred", &"a".repeat(BY_CHARACTERS_MAX + 1)] {
+            assert!(check_by(wrong).is_err(), "{wrong:?}");
+        }
     }
 }
