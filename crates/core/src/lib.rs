@@ -18,6 +18,7 @@ pub mod machine;
 pub mod memory;
 pub mod residency;
 pub mod rollout;
+pub mod routing;
 pub mod targets;
 pub mod threads;
 pub mod time;

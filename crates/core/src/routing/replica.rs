@@ -1,0 +1,141 @@
+//! One replica as the router knows it: what it has to do, how fast it is, and whether it is asked.
+
+use super::{
+    breaker::Breaker,
+    protocol::{ReplicaId, ReplicaSettings},
+};
+use crate::time::Instant;
+use core::time::Duration;
+
+/// Where nothing is known: a small accelerator.
+pub(super) const PREFILL_TOKENS_PER_SECOND_DEFAULT: f64 = 8000.0;
+const PREFILL_TOKENS_PER_SECOND_RANGE: (f64, f64) = (10.0, 10_000_000.0);
+/// Where nothing is known: a few dozen long prompts.
+pub(super) const CAPACITY_TOKENS_DEFAULT: u64 = 262_144;
+/// What is learnt of the capacity stays within this factor of what was said or supposed.
+const CAPACITY_FACTOR_MAX: f64 = 8.0;
+/// How far one observation moves the capacity.
+const CAPACITY_STEP: f64 = 1.02;
+/// A prefill below this says more about the network than about the replica.
+const SAMPLE_TOKENS_MIN: f64 = 512.0;
+/// What one sample of the speed counts.
+const SAMPLE_WEIGHT: f64 = 0.1;
+/// What a replica says of its load is old after this.
+const REPORT_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// The state of one replica.
+pub(super) struct Replica {
+    pub(super) id: ReplicaId,
+    pub(super) settings: ReplicaSettings,
+    pub(super) breaker: Breaker,
+    pub(super) draining: bool,
+    pub(super) instance: Option<u64>,
+    /// Requests of this router on their way.
+    pub(super) in_flight: u32,
+    /// Tokens of prompts whose first token has not come.
+    pub(super) pending_tokens: u64,
+    /// The same for requests that say nothing of their first token: it drains with time.
+    silent_tokens: f64,
+    silent_at: Instant,
+    pub(super) prefill_tokens_per_second: f64,
+    /// Requests of others, as it reported them, and when.
+    foreign: u32,
+    foreign_at: Instant,
+    capacity_said: f64,
+    capacity_tokens: f64,
+}
+
+impl Replica {
+    pub(super) fn new(id: ReplicaId, settings: ReplicaSettings) -> Self {
+        let (slowest, fastest) = PREFILL_TOKENS_PER_SECOND_RANGE;
+        let speed = settings.prefill_tokens_per_second.unwrap_or(PREFILL_TOKENS_PER_SECOND_DEFAULT);
+        let capacity = settings.capacity_tokens.unwrap_or(CAPACITY_TOKENS_DEFAULT) as f64;
+        Self {
+            id,
+            breaker: Breaker::new(),
+            draining: false,
+            instance: None,
+            in_flight: 0,
+            pending_tokens: 0,
+            silent_tokens: 0.0,
+            silent_at: Instant::ZERO,
+            prefill_tokens_per_second: speed.clamp(slowest, fastest),
+            foreign: 0,
+            foreign_at: Instant::ZERO,
+            capacity_said: capacity,
+            capacity_tokens: capacity,
+            settings,
+        }
+    }
+
+    /// Other settings for the same replica: what was learnt of it stays.
+    pub(super) fn configure(&mut self, settings: ReplicaSettings) {
+        let fresh = Self::new(self.id, settings);
+        if fresh.capacity_said != self.capacity_said {
+            (self.capacity_said, self.capacity_tokens) = (fresh.capacity_said, fresh.capacity_tokens);
+        }
+        self.settings = fresh.settings;
+    }
+
+    /// Whether a new request may be sent there.
+    pub(super) fn may_be_asked(&self, now: Instant) -> bool {
+        !self.draining && self.breaker.lets_through(now)
+    }
+
+    /// Prompt tokens that lie before a new request.
+    pub(super) fn pending(&self, now: Instant) -> f64 {
+        self.pending_tokens as f64 + self.silent_pending(now)
+    }
+
+    fn silent_pending(&self, now: Instant) -> f64 {
+        let done = now.since(self.silent_at).as_secs_f64() * self.prefill_tokens_per_second;
+        (self.silent_tokens - done).max(0.0)
+    }
+
+    /// Adds prompt tokens whose end nobody will tell.
+    pub(super) fn add_silent(&mut self, now: Instant, tokens: u64) {
+        self.silent_tokens = self.silent_pending(now) + tokens as f64;
+        self.silent_at = now;
+    }
+
+    /// Requests that others have there, as far as it is believed: whatever it says, at most `bound`.
+    pub(super) fn foreign(&self, now: Instant, bound: f64) -> f64 {
+        let fresh = now.since(self.foreign_at) < REPORT_AGE_MAX;
+        if fresh { f64::from(self.foreign).min(bound) } else { 0.0 }
+    }
+
+    /// It says how many requests it has. What was sent from here always counts, whatever it says.
+    pub(super) fn load_reported(&mut self, now: Instant, requests: u32) {
+        self.foreign = requests.saturating_sub(self.in_flight);
+        self.foreign_at = now;
+    }
+
+    /// The first token of a request came `waited` after it was sent, with so many tokens to compute before it.
+    pub(super) fn prefill_seen(&mut self, tokens: f64, waited: Duration) {
+        let (slowest, fastest) = PREFILL_TOKENS_PER_SECOND_RANGE;
+        let seconds = waited.as_secs_f64();
+        if tokens < SAMPLE_TOKENS_MIN || seconds <= 0.0 {
+            return;
+        }
+        let sample = (tokens / seconds).clamp(slowest, fastest);
+        // Samples are times, so that one stall does not outweigh many good ones: a mean of logarithms.
+        let (old, new) = (libm::log(self.prefill_tokens_per_second), libm::log(sample));
+        self.prefill_tokens_per_second = libm::exp(old + SAMPLE_WEIGHT * (new - old)).clamp(slowest, fastest);
+    }
+
+    pub(super) fn capacity_reported(&mut self, tokens: u64) {
+        self.capacity_said = (tokens as f64).max(1.0);
+        self.capacity_tokens = self.capacity_said;
+    }
+
+    /// It held less, or more, than was believed.
+    pub(super) fn capacity_seen(&mut self, more: bool) {
+        let step = if more { CAPACITY_STEP } else { 1.0 / CAPACITY_STEP };
+        let (least, most) = (self.capacity_said / CAPACITY_FACTOR_MAX, self.capacity_said * CAPACITY_FACTOR_MAX);
+        self.capacity_tokens = (self.capacity_tokens * step).clamp(least, most);
+    }
+
+    pub(super) fn capacity_bytes(&self, bytes_per_token: f64) -> u64 {
+        (self.capacity_tokens * bytes_per_token) as u64
+    }
+}

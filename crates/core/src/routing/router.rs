@@ -1,0 +1,335 @@
+//! The machine: its replicas, the requests on their way, and what is heard of both.
+
+use super::{
+    breaker::{BreakerState, RetryBudget},
+    decide::Scratch,
+    groups::{Groups, Traffic},
+    mirror::Mirror,
+    protocol::{Ended, ModelKey, Outcome, ReplicaId, ReplicaSettings, Report, Settings, Ticket, Usage, Verdict, Why},
+    replica::Replica,
+};
+use crate::time::Instant;
+use alloc::{collections::BTreeMap, vec::Vec};
+
+/// The most replicas of one router.
+pub const REPLICAS_MAX: usize = 4096;
+/// Bytes of text per token where nothing was measured.
+const BYTES_PER_TOKEN_DEFAULT: f64 = 4.0;
+const BYTES_PER_TOKEN_RANGE: (f64, f64) = (0.5, 32.0);
+const BYTES_PER_TOKEN_SAMPLE_WEIGHT: f64 = 0.02;
+/// Below this a difference between what was expected to be cached and what was is rounding.
+const CACHED_TOKENS_NOTED_MIN: u64 = 256;
+
+/// The replicas of one model.
+pub(super) struct Pool {
+    /// Places in [`Router::replicas`], and beside each the replica's identity.
+    pub(super) members: Vec<usize>,
+    pub(super) identities: Vec<u64>,
+    pub(super) traffic: Traffic,
+    pub(super) bytes_per_token: f64,
+}
+
+/// A request on its way.
+#[derive(Clone, Copy)]
+pub(super) struct Open {
+    pub(super) replica: ReplicaId,
+    pub(super) model: ModelKey,
+    pub(super) since: Instant,
+    pub(super) text_bytes: u64,
+    /// What it adds to its replica's pending tokens; zero once its first token came.
+    pub(super) pending_tokens: u64,
+    /// What lay before it and itself when it was sent.
+    pub(super) queue_tokens: f64,
+    pub(super) expected_cached_tokens: u64,
+    /// Nothing lay before it: what was cached then is as the mirror said, or the mirror was wrong.
+    pub(super) alone: bool,
+    /// It decides whether its replica's breaker closes.
+    pub(super) trial: bool,
+}
+
+pub(super) struct TicketPlace {
+    pub(super) generation: u32,
+    pub(super) open: Option<Open>,
+}
+
+/// Requests so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Decisions by [`Why`]: affinity, spill, least cost, only.
+    pub decisions: [u64; 4],
+    /// Requests that were allowed a second try.
+    pub retries: u64,
+    /// Requests that were not, because too many were.
+    pub retries_refused: u64,
+    /// Requests on their way.
+    pub open: usize,
+    /// Places of prompts that are remembered, over all replicas.
+    pub remembered: usize,
+    /// Bytes that this takes.
+    pub remembered_bytes: usize,
+}
+
+impl Totals {
+    /// Decisions taken for this reason.
+    pub fn decided(&self, why: Why) -> u64 {
+        self.decisions[why as usize]
+    }
+}
+
+/// One replica, for metrics and the operator.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReplicaView {
+    /// Which.
+    pub id: ReplicaId,
+    /// Requests on their way to it from here.
+    pub in_flight: u32,
+    /// Tokens of prompts that it has not read yet.
+    pub pending_tokens: u64,
+    /// Tokens of prompts that it is believed to hold.
+    pub held_tokens: u64,
+    /// How fast it reads prompts.
+    pub prefill_tokens_per_second: f64,
+    /// What its breaker lets through.
+    pub breaker: BreakerState,
+    /// Whether it gets nothing new.
+    pub draining: bool,
+}
+
+/// Decides where requests go.
+pub struct Router {
+    pub(super) settings: Settings,
+    pub(super) replicas: Vec<Option<Replica>>,
+    pub(super) by_id: BTreeMap<ReplicaId, usize>,
+    pub(super) pools: BTreeMap<ModelKey, Pool>,
+    pub(super) mirror: Mirror,
+    pub(super) groups: Groups,
+    pub(super) tickets: Vec<TicketPlace>,
+    pub(super) free_tickets: Vec<u32>,
+    pub(super) retry_budget: RetryBudget,
+    pub(super) totals: Totals,
+    pub(super) asked_last: Instant,
+    pub(super) scratch: Scratch,
+}
+
+impl Router {
+    /// Without replicas.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            replicas: Vec::new(),
+            by_id: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            mirror: Mirror::new(settings.mirror_bytes),
+            groups: Groups::new(settings.groups_max),
+            tickets: Vec::new(),
+            free_tickets: Vec::new(),
+            retry_budget: RetryBudget::new(),
+            totals: Totals::default(),
+            asked_last: Instant::ZERO,
+            scratch: Scratch::default(),
+            settings,
+        }
+    }
+
+    /// Adds a replica, or configures one anew: what is known of it stays. False if there are
+    /// [`REPLICAS_MAX`] already.
+    pub fn add(&mut self, id: ReplicaId, settings: ReplicaSettings) -> bool {
+        if let Some(place) = self.by_id.get(&id).copied() {
+            self.leave_pools(place);
+            if let Some(replica) = &mut self.replicas[place] {
+                replica.configure(settings);
+            }
+            self.join_pools(place);
+            return true;
+        }
+        let free = self.replicas.iter().position(Option::is_none).unwrap_or(self.replicas.len());
+        if free >= REPLICAS_MAX {
+            return false;
+        }
+        if free == self.replicas.len() {
+            self.replicas.push(None);
+        }
+        let replica = Replica::new(id, settings);
+        self.mirror.add(free, replica.capacity_bytes(BYTES_PER_TOKEN_DEFAULT));
+        self.replicas[free] = Some(replica);
+        self.by_id.insert(id, free);
+        self.join_pools(free);
+        true
+    }
+
+    /// Forgets a replica. Its requests stay open until they end; nothing new goes there.
+    pub fn remove(&mut self, id: ReplicaId) {
+        let Some(place) = self.by_id.remove(&id) else { return };
+        self.leave_pools(place);
+        self.mirror.clear(place);
+        self.replicas[place] = None;
+    }
+
+    fn join_pools(&mut self, place: usize) {
+        let Some(replica) = &self.replicas[place] else { return };
+        for model in &replica.settings.models {
+            let pool = self.pools.entry(*model).or_insert_with(|| Pool {
+                members: Vec::new(),
+                identities: Vec::new(),
+                traffic: Traffic::default(),
+                bytes_per_token: BYTES_PER_TOKEN_DEFAULT,
+            });
+            if !pool.members.contains(&place) {
+                pool.members.push(place);
+                pool.identities.push(replica.settings.identity);
+            }
+        }
+    }
+
+    fn leave_pools(&mut self, place: usize) {
+        for pool in self.pools.values_mut() {
+            if let Some(at) = pool.members.iter().position(|member| *member == place) {
+                pool.members.swap_remove(at);
+                pool.identities.swap_remove(at);
+            }
+        }
+        self.pools.retain(|_, pool| !pool.members.is_empty());
+    }
+
+    /// The replica and its place, if it is there.
+    fn replica_mut(&mut self, id: ReplicaId) -> Option<(usize, &mut Replica)> {
+        let place = *self.by_id.get(&id)?;
+        self.replicas[place].as_mut().map(|replica| (place, replica))
+    }
+
+    fn open_mut(&mut self, ticket: Ticket) -> Option<&mut Open> {
+        let place = self.tickets.get_mut(ticket.place as usize)?;
+        if place.generation == ticket.generation { place.open.as_mut() } else { None }
+    }
+
+    /// The first token of a request came.
+    pub fn first_token(&mut self, now: Instant, ticket: Ticket) {
+        let Some(open) = self.open_mut(ticket) else { return };
+        let (tokens, queued, since, id) = (open.pending_tokens, open.queue_tokens, open.since, open.replica);
+        open.pending_tokens = 0;
+        if let Some((_, replica)) = self.replica_mut(id)
+            && tokens > 0
+        {
+            replica.pending_tokens -= tokens;
+            replica.prefill_seen(queued, now.since(since));
+        }
+    }
+
+    /// A request has ended: answered, given up, or lost. A second call for it changes nothing.
+    pub fn ended(&mut self, now: Instant, ticket: Ticket, ended: Ended) -> Verdict {
+        let Some(open) = self.open_mut(ticket).copied() else { return Verdict::Over };
+        let place = &mut self.tickets[ticket.place as usize];
+        place.open = None;
+        place.generation = place.generation.wrapping_add(1);
+        self.free_tickets.push(ticket.place);
+        self.totals.open -= 1;
+        if let Some((_, replica)) = self.replica_mut(open.replica) {
+            replica.in_flight -= 1;
+            replica.pending_tokens -= open.pending_tokens;
+            match ended.outcome {
+                Outcome::Finished => replica.breaker.succeeded(open.trial),
+                Outcome::Cancelled => replica.breaker.undecided(open.trial),
+                Outcome::Busy { retry_after: Some(wait) } => {
+                    replica.breaker.undecided(open.trial);
+                    replica.breaker.asked_to_wait(now, wait);
+                }
+                Outcome::Busy { retry_after: None } | Outcome::Failed => replica.breaker.failed(now, open.trial),
+            }
+        }
+        if let Some(usage) = ended.usage.filter(|_| ended.outcome == Outcome::Finished) {
+            self.learn(&open, usage);
+        }
+        self.verdict(now, &open, ended)
+    }
+
+    fn verdict(&mut self, now: Instant, open: &Open, ended: Ended) -> Verdict {
+        let lost = matches!(ended.outcome, Outcome::Failed | Outcome::Busy { .. });
+        if !lost || ended.output_started || ended.retried {
+            return Verdict::Over;
+        }
+        let elsewhere = self.pools.get(&open.model).is_some_and(|pool| {
+            pool.members.iter().any(|member| {
+                let replica = self.replicas[*member].as_ref();
+                replica.is_some_and(|replica| replica.id != open.replica && replica.may_be_asked(now))
+            })
+        });
+        if elsewhere && self.retry_budget.take(now) {
+            self.totals.retries += 1;
+            return Verdict::RetryElsewhere;
+        }
+        self.totals.retries_refused += u64::from(elsewhere);
+        Verdict::Over
+    }
+
+    /// What a replica counted corrects what was supposed of it.
+    fn learn(&mut self, open: &Open, usage: Usage) {
+        if let Some(pool) = self.pools.get_mut(&open.model)
+            && usage.prompt_tokens > 0
+        {
+            let (least, most) = BYTES_PER_TOKEN_RANGE;
+            let sample = (open.text_bytes as f64 / usage.prompt_tokens as f64).clamp(least, most);
+            pool.bytes_per_token += BYTES_PER_TOKEN_SAMPLE_WEIGHT * (sample - pool.bytes_per_token);
+        }
+        let Some(cached) = usage.cached_tokens.filter(|_| open.alone) else { return };
+        let expected = open.expected_cached_tokens;
+        let Some((_, replica)) = self.replica_mut(open.replica) else { return };
+        if expected >= CACHED_TOKENS_NOTED_MIN && cached < expected / 2 {
+            replica.capacity_seen(false);
+        } else if cached >= CACHED_TOKENS_NOTED_MIN && expected < cached / 2 {
+            replica.capacity_seen(true);
+        }
+    }
+
+    /// Something is heard of a replica. News of one that is gone changes nothing.
+    pub fn reported(&mut self, now: Instant, id: ReplicaId, report: Report) {
+        let Some((place, replica)) = self.replica_mut(id) else { return };
+        match report {
+            Report::Load { requests } => replica.load_reported(now, requests),
+            Report::Capacity { tokens } => {
+                replica.capacity_reported(tokens);
+                let bytes = replica.capacity_bytes(BYTES_PER_TOKEN_DEFAULT);
+                self.mirror.set_capacity(place, bytes);
+            }
+            Report::Instance(instance) => {
+                let other = replica.instance.is_some_and(|known| known != instance);
+                replica.instance = Some(instance);
+                if other {
+                    self.mirror.clear(place);
+                }
+            }
+            Report::CacheCleared => self.mirror.clear(place),
+            Report::Holds { boundary, held } => self.mirror.correct(place, boundary, held),
+            Report::Probe { healthy } => replica.breaker.probed(now, healthy),
+            Report::Draining(draining) => replica.draining = draining,
+        }
+    }
+
+    /// Time has passed: what nobody asked for in a long while is forgotten, and its memory given back.
+    pub fn tick(&mut self, now: Instant) {
+        if !self.mirror.is_empty() && now.since(self.asked_last) >= self.settings.idle_after {
+            self.mirror.reset();
+            self.groups = Groups::new(self.settings.groups_max);
+        }
+    }
+
+    /// Requests so far, and what is kept.
+    pub fn totals(&self) -> Totals {
+        Totals { remembered: self.mirror.residences(), remembered_bytes: self.mirror.used_bytes(), ..self.totals }
+    }
+
+    /// One replica as it is now.
+    pub fn view(&self, now: Instant, id: ReplicaId) -> Option<ReplicaView> {
+        let place = *self.by_id.get(&id)?;
+        let replica = self.replicas[place].as_ref()?;
+        let pool = replica.settings.models.first().and_then(|model| self.pools.get(model));
+        let bytes_per_token = pool.map_or(BYTES_PER_TOKEN_DEFAULT, |pool| pool.bytes_per_token);
+        Some(ReplicaView {
+            id,
+            in_flight: replica.in_flight,
+            pending_tokens: replica.pending(now) as u64,
+            held_tokens: (self.mirror.held_bytes(place) as f64 / bytes_per_token) as u64,
+            prefill_tokens_per_second: replica.prefill_tokens_per_second,
+            breaker: replica.breaker.state(now),
+            draining: replica.draining,
+        })
+    }
+}
