@@ -8,6 +8,7 @@ mod constraint;
 mod gbnf;
 mod lark;
 mod schema;
+mod words;
 
 pub use calls::{CALL_ARGUMENTS, CALL_BEGIN, CALL_END, CALL_NAME, calls};
 pub use constraint::{Constraint, Vocabulary};
@@ -33,10 +34,9 @@ const MESSAGE_CHARACTERS_MAX: usize = 300;
 pub struct GrammarError(pub(crate) String);
 
 impl GrammarError {
-    /// The first line of what went wrong, without what would fill a screen.
+    /// One line about what went wrong, without what would fill a screen.
     fn of(error: &dyn std::fmt::Display) -> Self {
-        let text = error.to_string();
-        let line = text.lines().next().unwrap_or_default().trim_start_matches("panic: ");
+        let line = words::of(&error.to_string());
         Self(line.chars().filter(|letter| !letter.is_control()).take(MESSAGE_CHARACTERS_MAX).collect())
     }
 }
