@@ -154,6 +154,42 @@ def test_bad_batches_are_refused(client):
         client.batches.retrieve("batch_missing")
 
 
+def test_lists_and_their_parameters_make_sense_or_are_refused(client, server):
+    for path, param in (("batches?after=zzz", "after"), ("files?after=zzz", "after"), ("files?order=up", "order"), ("batches?limit=x", "limit")):
+        status, _, text = server.get(f"/v1/{path}")
+        assert (status, json.loads(text)["error"]["param"]) == (400, param), text
+
+
+def test_a_byte_order_mark_before_the_first_line_is_passed_over(client):
+    lines = ["\ufeff" + json.dumps(line(0)), line(1)]
+    batch = ended(client, begin(client, lines))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2), batch
+
+
+def test_the_command_line_lists_shows_and_cancels_batches(client, server, pool, tmp_path):
+    done = ended(client, begin(client, [line(0)]))
+    shown = server.cli_json("batches", "show", done.id)
+    assert (shown["status"], shown["request_counts"]["completed"]) == ("completed", 1)
+    assert server.cli_json("batches", "list", "-n", "1")["batches"][0]["id"] == done.id
+    assert done.id in server.cli("batches", "list").stdout and "completed" in server.cli("batches", "show", done.id).stdout
+    going = begin(client, [line(number, model="slow", max_tokens=20) for number in range(100)])
+    assert server.cli_json("batches", "cancel", going.id)["status"] in ("cancelling", "cancelled")
+    assert ended(client, going).status == "cancelled"
+    for arguments, words in ((("cancel", done.id), "ended already"), (("show", "batch_1"), "no such batch"), (("show", "../x"), "is no batch")):
+        failed = server.cli("batches", *arguments, check=False)
+        assert failed.returncode == 1 and words in failed.stderr, failed
+    # Without a server it works on the data directory; the next server carries it out.
+    slow = synthetic_model(tmp_path, "slow", decode_seconds_per_token=0.5)
+    other = pool(models=[{"name": "slow", "source": slow, "engine": "synthetic"}])
+    batch = begin(client_of(other), [line(number, model="slow", max_tokens=200) for number in range(30)])
+    other.kill()
+    assert other.cli_json("batches", "list")["batches"][0]["id"] == batch.id
+    assert other.cli_json("batches", "cancel", batch.id)["status"] == "cancelling"
+    other.start()
+    assert ended(client_of(other), batch).status == "cancelled"
+    assert other.cli_json("batches", "show", batch.id)["request_counts"]["completed"] == 0
+
+
 def test_a_batch_can_be_taken_back_and_keeps_what_it_has(client):
     lines = [line(number, model="slow", max_tokens=20) for number in range(100)]
     batch = begin(client, lines)

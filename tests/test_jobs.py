@@ -161,6 +161,46 @@ def test_a_job_can_be_taken_back_once_and_only_while_it_has_not_ended(server):
     assert headers["x-should-retry"] == "false"
 
 
+@pytest.mark.parametrize("prefer", ["wait=abc", "respond-async, wait=-1", "wait", "respond-async=maybe"])
+def test_nonsense_under_a_name_we_know_is_told_and_other_names_are_passed_over(server, prefer):
+    status, headers, body = submit(server, "m", headers={"prefer": prefer})
+    assert (status, body["error"]["param"]) == (400, "prefer"), body
+    assert "location" not in headers and prefer.split(",")[-1].split("=")[0].strip() in body["error"]["message"]
+    assert submit(server, "m", headers={"prefer": "return=minimal, x-wait=abc"})[0] == 200
+    _, _, document = submit(server, "m")
+    status, _, text = server.request("GET", f"/v1/jobs/{document['id']}", headers={"prefer": prefer})
+    assert (status, json.loads(text)["error"]["param"]) == (400, "prefer")
+
+
+def test_jobs_are_counted_while_they_wait_and_when_they_end(server):
+    server.cli("model", "unload", "slow")
+    before = server.metric("warmset_jobs_total", outcome="cancelled"), server.metric("warmset_jobs_total", outcome="succeeded")
+    _, _, document = submit(server, "slow")
+    assert sum(server.metric("warmset_jobs_unfinished", status=status) for status in ("queued", "loading", "running")) == 1
+    server.request("DELETE", f"/v1/jobs/{document['id']}")
+    _, _, document = submit(server, "m")
+    ended(server, document["id"])
+    after = server.metric("warmset_jobs_total", outcome="cancelled"), server.metric("warmset_jobs_total", outcome="succeeded")
+    assert after == (before[0] + 1, before[1] + 1)
+    assert server.metric("warmset_jobs_unfinished") == 0
+
+
+def test_a_list_shows_the_digest_that_answered(pool, tmp_path):
+    """A job waits while its name comes to mean something else: the list says what it ran on, as the answer does."""
+    one, two = (synthetic_model(tmp_path, name, size, load_seconds=seconds) for name, size, seconds in (("one", 16, 60.0), ("two", 17, 0.0)))
+    server = pool(models=[{"name": "m", "source": one, "engine": "synthetic"}])
+    digest = server.digest("m")
+    _, _, document = submit(server, "m")
+    wait_for(lambda: job(server, document["id"])["status"] == "loading", "the job waits for the first version")
+    server.kill()
+    server.config = warmset.toml({"model": [{"name": "m", "source": two, "engine": "synthetic"}]})
+    server.start()
+    done = ended(server, document["id"])
+    assert done["status"] == "succeeded" and done["digest"] == server.digest("m") != digest
+    (listed,) = server.cli_json("jobs", "list")["jobs"]
+    assert listed["digest"] == done["digest"]
+
+
 def test_jobs_nobody_has(server):
     for method in ("GET", "DELETE"):
         status, headers, text = server.request(method, "/v1/jobs/job_00000000000000000000000000000000")

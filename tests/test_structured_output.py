@@ -192,10 +192,44 @@ def test_log_probabilities(client):
     assert text.logprobs.text_offset[0] == 0 and text.logprobs.text_offset == sorted(text.logprobs.text_offset)
 
 
+def test_log_probabilities_of_calls(client):
+    """Every token counts, those of a call too; a stream tells them with the pieces of the call that they stand for."""
+    options = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    answer = ask(client, **options, logprobs=True, top_logprobs=2)
+    assert_weather(answer.choices[0].message.tool_calls[0])
+    tokens = answer.choices[0].logprobs.content
+    text = bytes(byte for token in tokens for byte in token.bytes).decode()
+    assert answer.choices[0].message.tool_calls[0].function.arguments in text
+    assert all(token.logprob <= 0 for token in tokens)
+    chunks = list(ask(client, **options, logprobs=True, stream=True))
+    told = [token.token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content]
+    assert told == [token.token for token in tokens]
+    with_pieces = [chunk for chunk in chunks if chunk.choices[0].logprobs and chunk.choices[0].delta.tool_calls]
+    assert with_pieces, "log probabilities come while the call is made"
+
+
+WORDS = [
+    ({"$ref": "#"}, "no way to end"),
+    ({"type": "integer", "minimum": -2**63, "maximum": 2**63 - 1}, "bounds must lie from -10^18 to 10^18"),
+    ({"type": "string", "pattern": "(ab"}, "unclosed group"),
+    ({"$ref": "https://example.org/x.json"}, "#/"),
+]
+
+
+@pytest.mark.parametrize("schema,words", WORDS, ids=[words for _, words in WORDS])
+def test_what_is_wrong_with_a_schema_is_said_so_that_its_author_can_mend_it(client, schema, words):
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as failure:
+        ask(client, response_format=format, max_tokens=8)
+    assert failure.value.param == "response_format"
+    assert words in failure.value.message, failure.value.message
+    for raw in ("NoExtensionBias", "overflow", "regex parse error"):
+        assert raw not in failure.value.message
+
+
 COMBINATIONS = [
     ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [WEATHER], "grammar": 'root ::= "a"'}, "grammar"),
-    ({"tools": [WEATHER], "logprobs": True}, "logprobs"),
     ({"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}}, "grammar"),
 ]
 

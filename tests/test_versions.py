@@ -1,10 +1,13 @@
 """A name comes to stand for another version under steady load: nobody sees an error, a gap, or the old one afterwards."""
 
+import os
+import pwd
 import sqlite3
 import threading
 import time
 
 import pytest
+import warmset
 from load import SteadyLoad
 from warmset import synthetic_model, wait_for
 
@@ -224,6 +227,15 @@ def test_without_a_server_a_version_is_promoted_on_the_data_directory(pool, mode
     assert failed.returncode == 1 and "the canary scored" in failed.stderr
     server.start()
     assert server.digest(NAME) == first
+
+
+def test_who_approves_is_the_account_where_no_variable_names_a_user(pool, tmp_path):
+    server, _, second = narrow_pool(pool, tmp_path)
+    server.stop()
+    arguments = ["model", "promote", NAME, second, "--data", str(server.data), "--json"]
+    warmset.run_command(arguments, env={"USER": "", "LOGNAME": ""})
+    (promoted,) = [version for version in versions(server) if version["digest"] == second]
+    assert promoted["approved_by"] == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_a_model_that_no_longer_answers_as_approved_is_not_given_to_callers(pool, models):

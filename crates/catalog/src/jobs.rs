@@ -17,7 +17,8 @@ use warmset_core::{
 pub const JOBS_LISTED_MAX: u64 = 10_000;
 
 /// Everything but the bodies.
-const COLUMNS: &str = "id, name, tenant, route, model, digest, class, status, attempts, fingerprint,
+const COLUMNS: &str =
+    "id, name, tenant, route, model, coalesce(answer_digest, digest) AS digest, class, status, attempts, fingerprint,
     created_unix_milliseconds, expires_unix_milliseconds, finished_unix_milliseconds";
 
 impl Catalog {

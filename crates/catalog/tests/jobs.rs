@@ -65,6 +65,9 @@ async fn an_accepted_job_outlives_the_process_and_comes_back_with_its_answer() {
     let found = catalog.job("job_a").await.unwrap().unwrap();
     assert_eq!((found.status, found.attempts), (JobStatus::Succeeded, 1));
     assert_eq!(found.answer, Some(answer(b"{\"x\": 1}")));
+    // Accepted for one digest, answered by another: from now on that one is shown, in lists too.
+    assert_eq!((accepted.digest, found.digest), (Digest([1; 32]), Digest([2; 32])));
+    assert_eq!(catalog.jobs(1).await.unwrap()[0].digest, Digest([2; 32]));
     assert!(found.finished_unix_milliseconds.is_some());
     assert_eq!(catalog.unfinished_jobs().await.unwrap(), []);
 }

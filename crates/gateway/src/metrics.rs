@@ -15,6 +15,7 @@ use std::{
 use warmset_core::{
     Digest, Instant, ModelName, Priority,
     inference::Usage,
+    jobs::JobStatus,
     targets::Targets,
     worker::{Fact, LedgerLine, LoadTimings, ModelState},
 };
@@ -47,6 +48,8 @@ labels!(DecisionLabels { decision });
 labels!(PriorityLabels { priority });
 labels!(ModelLabels { model });
 labels!(TokenLabels { model, tenant, kind });
+labels!(StatusLabels { status });
+labels!(OutcomeLabels { outcome });
 
 /// The bytes of one memory tier (`host`, `gpu0`, ...), as the ledger has them.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -111,6 +114,8 @@ pub struct Metrics {
     queue_depth: Family<PriorityLabels, Gauge>,
     running: Family<ModelLabels, Gauge>,
     tokens: Family<TokenLabels, Counter>,
+    jobs: Family<OutcomeLabels, Counter>,
+    jobs_unfinished: Family<StatusLabels, Gauge>,
     /// Loads that have begun to wait or run and have not ended, and since when.
     pending_loads: Mutex<BTreeMap<Digest, Instant>>,
     latencies: Latencies,
@@ -155,6 +160,8 @@ impl Default for Metrics {
             queue_depth: Family::default(),
             running: Family::default(),
             tokens: Family::default(),
+            jobs: Family::default(),
+            jobs_unfinished: Family::default(),
             pending_loads: Mutex::default(),
             latencies: Latencies::default(),
         };
@@ -186,6 +193,8 @@ impl Metrics {
         registry.register("queue_depth", "Requests that wait", self.queue_depth.clone());
         registry.register("running_requests", "Requests at a worker", self.running.clone());
         registry.register("tokens", "Tokens of answered requests", self.tokens.clone());
+        registry.register("jobs", "Jobs that have ended", self.jobs.clone());
+        registry.register("jobs_unfinished", "Jobs that have not ended", self.jobs_unfinished.clone());
     }
 
     /// A request has ended, `seconds` after it came.
@@ -230,6 +239,19 @@ impl Metrics {
         for (kind, count) in kinds {
             let labels = TokenLabels { model: model.to_owned(), tenant: tenant.to_owned(), kind: kind.to_owned() };
             self.tokens.get_or_create(&labels).inc_by(u64::from(count));
+        }
+    }
+
+    /// A job has ended.
+    pub fn record_job(&self, status: JobStatus) {
+        self.jobs.get_or_create(&OutcomeLabels { outcome: status.as_str().to_owned() }).inc();
+    }
+
+    /// How many jobs are in each state in which they have not ended.
+    pub fn set_jobs(&self, counts: &[(JobStatus, usize)]) {
+        for (status, count) in counts {
+            let labels = StatusLabels { status: status.as_str().to_owned() };
+            self.jobs_unfinished.get_or_create(&labels).set(gauge_value(*count as u64));
         }
     }
 
@@ -405,6 +427,8 @@ mod tests {
         metrics.record_first_token("m", "cold", 300.0);
         metrics.record_tokens("m", "t", Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 3 });
         metrics.record_routed("only");
+        metrics.record_job(JobStatus::Expired);
+        metrics.set_jobs(&[(JobStatus::Queued, 3), (JobStatus::Running, 0)]);
         metrics.set_gateway(
             &GatewayFigures {
                 queue_depth: [1, 2, 3],
@@ -421,6 +445,9 @@ mod tests {
             "warmset_time_to_first_token_seconds_sum{model=\"m\",start=\"cold\"} 300.0\n",
             "warmset_tokens_total{model=\"m\",tenant=\"t\",kind=\"cached\"} 3\n",
             "warmset_routed_total{decision=\"only\"} 1\n",
+            "warmset_jobs_total{outcome=\"expired\"} 1\n",
+            "warmset_jobs_unfinished{status=\"queued\"} 3\n",
+            "warmset_jobs_unfinished{status=\"running\"} 0\n",
             "warmset_queue_depth{priority=\"standard\"} 2\n",
             "warmset_running_requests{model=\"m\"} 4\n",
             "warmset_oldest_pending_load_seconds 0.0\n",

@@ -112,6 +112,9 @@ fn admin_table() -> Table<AdminState> {
         route("GET", "/admin/v1/jobs", Admin, jobs::admin_list),
         route("GET", "/admin/v1/jobs/{name}", Admin, jobs::admin_show),
         route("DELETE", "/admin/v1/jobs/{name}", Admin, jobs::admin_cancel),
+        route("GET", "/admin/v1/batches", Admin, batches::admin_list),
+        route("GET", "/admin/v1/batches/{name}", Admin, batches::admin_show),
+        route("DELETE", "/admin/v1/batches/{name}", Admin, batches::admin_cancel),
         route("POST", "/admin/v1/reload", Admin, admin::reload),
     ]
 }

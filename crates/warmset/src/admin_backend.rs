@@ -489,6 +489,10 @@ impl AdminBackend for Backend {
         Some(self.0.jobs.clone())
     }
 
+    fn batches(&self) -> Option<Batches> {
+        Some(self.0.batches.clone())
+    }
+
     fn events(&self) -> Arc<EventLog> {
         self.0.events.clone()
     }

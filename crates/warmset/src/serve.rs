@@ -191,8 +191,9 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         recording: recording("gateway.jsonl"),
         ..FrontendConfig::default()
     };
-    let frontend = Frontend::start(config, Arc::new(Metrics::default()))?;
-    let later = later(plan, &repository, root, &frontend, clock)?;
+    let metrics = Arc::new(Metrics::default());
+    let frontend = Frontend::start(config, metrics.clone())?;
+    let later = later(plan, &repository, root, &frontend, (clock, metrics))?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());
     let server = Arc::new(Server {
         repository: repository.clone(),
@@ -240,11 +241,11 @@ fn later(
     repository: &Repository,
     root: &Path,
     frontend: &Frontend,
-    clock: Clock,
+    (clock, metrics): (Clock, Arc<Metrics>),
 ) -> Result<(Jobs, Batches)> {
     let answering = crate::listeners::inference(&plan.config, frontend.clone(), Arc::new(|| Ok(())), Later::default());
     let store = Arc::new(CatalogJobs(repository.catalog.clone()));
-    let jobs = Jobs::start(store, answering.clone(), settings::jobs_config(&plan.config, clock));
+    let jobs = Jobs::start(store, answering.clone(), settings::jobs_config(&plan.config, clock), metrics);
     let directory = root.join("files");
     let line_bytes_max = crate::listeners::body_bytes_max(&plan.config);
     let config = BatchesConfig { line_bytes_max, ..BatchesConfig::new(directory.clone()) };

@@ -146,6 +146,11 @@ impl JobQueue {
         u32::try_from(place + 1).ok()
     }
 
+    /// How many jobs are in a state.
+    pub fn count(&self, status: JobStatus) -> usize {
+        self.jobs.values().filter(|job| job.status == status).count()
+    }
+
     /// Jobs that have not ended.
     pub fn len(&self) -> usize {
         self.jobs.len()

@@ -59,7 +59,7 @@ pub struct JobRecord {
     pub route: String,
     /// The model as its caller named it.
     pub model: String,
-    /// What the name meant when the job was accepted.
+    /// The digest that answered; before that what the name meant when the job was accepted.
     pub digest: Digest,
     /// Its class.
     pub class: Priority,

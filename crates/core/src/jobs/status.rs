@@ -79,6 +79,11 @@ impl JobStatus {
         TRANSITIONS.iter().all(|(from, _, _)| *from != self)
     }
 
+    /// Those that something follows.
+    pub fn unfinished() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|status| !status.is_final())
+    }
+
     /// The name used in the API and the catalog.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
 //! What the admin routes ask of the rest of the program. The binary implements it over catalog, store and worker.
 
 use super::events::EventLog;
-use crate::jobs::Jobs;
+use crate::{batches::Batches, jobs::Jobs};
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::sync::Arc;
@@ -85,6 +85,10 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn refresh_metrics(&self) -> BoxFuture<'_, ()>;
     /// Requests that are answered later, if there are any.
     fn jobs(&self) -> Option<Jobs> {
+        None
+    }
+    /// Files of such requests, if they are kept.
+    fn batches(&self) -> Option<Batches> {
         None
     }
     /// What happened, for `GET /admin/v1/events`.

@@ -11,7 +11,7 @@ pub use access::{AdminAccess, hash_admin_key};
 pub use backend::{AdminBackend, AdminError, AdminFuture};
 pub use events::{EVENT_BACKLOG_MAX, EventLog, LoggedEvent, Next, Subscription};
 
-use crate::frontend::Frontend;
+use crate::{errors::ApiError, frontend::Frontend};
 use axum::{
     body::Body,
     extract::{Path, Query, Request, State, rejection::PathRejection},
@@ -29,6 +29,8 @@ pub const ADMIN_BODY_BYTES_MAX: usize = 1 << 20;
 /// Lines of a log given if no number is asked for, and at most.
 const LOG_LINES: usize = 100;
 const LOG_LINES_MAX: usize = 10_000;
+/// Jobs or batches in one list unless asked otherwise.
+pub(crate) const LISTED: u64 = 100;
 /// How often an idle stream of events shows that it is alive.
 const EVENTS_HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long a scrape waits for the run loop.
@@ -47,6 +49,12 @@ pub fn model_path(name: &ModelName, action: &str) -> String {
     let name = name.as_str().replace('/', "%2F").replace(':', "%3A").replace('@', "%40");
     let separator = if action.is_empty() { "" } else { "/" };
     format!("/admin/v1/models/{name}{separator}{action}")
+}
+
+impl From<ApiError> for AdminError {
+    fn from(error: ApiError) -> Self {
+        Self { status: error.status.as_u16(), message: error.message().to_owned() }
+    }
 }
 
 impl IntoResponse for AdminError {
@@ -92,6 +100,9 @@ pub(crate) async fn metrics(State(state): State<AdminState>) -> Response {
     let name_of = |digest: &warmset_core::Digest| frontend.directory().name_of(digest);
     if let Some(figures) = frontend.figures(FIGURES_TIMEOUT).await {
         frontend.metrics().set_gateway(&figures, &name_of);
+    }
+    if let Some(jobs) = state.backend.jobs() {
+        frontend.metrics().set_jobs(&jobs.counts(FIGURES_TIMEOUT).await);
     }
     let text = frontend.metrics().render(frontend.clock().now());
     let kind = HeaderValue::from_static(prometheus_client::encoding::prometheus_text::CONTENT_TYPE);
@@ -195,7 +206,7 @@ pub(crate) async fn events(
     Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(events)).into_response())
 }
 
-fn number(query: &BTreeMap<String, String>, name: &str) -> Result<Option<u64>, AdminError> {
+pub(crate) fn number(query: &BTreeMap<String, String>, name: &str) -> Result<Option<u64>, AdminError> {
     let parse = |text: &String| text.parse().map_err(|_| AdminError::bad_request(format!("{name} must be a number")));
     query.get(name).map(parse).transpose()
 }

@@ -152,7 +152,10 @@ pub(crate) fn page(documents: Vec<Value>, query: &BTreeMap<String, String>) -> R
             None => LISTED_MAX,
         };
     let begin = match query.get("after") {
-        Some(after) => documents.iter().position(|document| document["id"] == **after).map_or(0, |place| place + 1),
+        Some(after) => {
+            let place = documents.iter().position(|document| document["id"] == **after);
+            place.ok_or_else(|| ApiError::param("after", "after must be an id of the same list"))? + 1
+        }
         None => 0,
     };
     let rest = &documents[begin.min(documents.len())..];
@@ -171,8 +174,10 @@ pub(crate) async fn list(State(api): State<Api>, Query(query): Query<BTreeMap<St
         files.retain(|file| {
             file.tenant == tenant() && query.get("purpose").is_none_or(|purpose| *purpose == file.purpose)
         });
-        if query.get("order").is_some_and(|order| order == "asc") {
-            files.reverse();
+        match query.get("order").map(String::as_str) {
+            None | Some("desc") => {}
+            Some("asc") => files.reverse(),
+            Some(_) => return Err(ApiError::param("order", "order must be asc or desc")),
         }
         page(files.iter().map(document).collect(), &query)
     };
@@ -263,5 +268,6 @@ mod tests {
         assert_eq!((&next["first_id"], &next["last_id"], &next["has_more"]), (&json!("3"), &json!("5"), &json!(false)));
         assert_eq!(query(&[("after", "5")]).unwrap()["data"], json!([]));
         assert!(query(&[("limit", "0")]).is_err() && query(&[("limit", "x")]).is_err());
+        assert!(query(&[("after", "zzz")]).unwrap_err().message().contains("after"));
     }
 }

@@ -6,6 +6,7 @@ use super::{
     new_name, now,
 };
 use crate::{
+    admin::{self, AdminError, AdminState},
     errors::ApiError,
     openai::{Api, Fields, read_body},
 };
@@ -27,8 +28,17 @@ const METADATA_MAX: usize = 16;
 const METADATA_KEY_BYTES_MAX: usize = 64;
 const METADATA_VALUE_BYTES_MAX: usize = 512;
 
+/// A batch as it is kept, as `GET /v1/batches/ID` shows it.
+pub fn batch_document(batch: &BatchRecord) -> Value {
+    described(batch, batch.counts)
+}
+
+/// A batch as it is now.
 fn document(batches: &Batches, batch: &BatchRecord) -> Value {
-    let counts = batches.counts(batch);
+    described(batch, batches.counts(batch))
+}
+
+fn described(batch: &BatchRecord, counts: BatchCounts) -> Value {
     let reached = |status| batch.reached_unix_seconds.get(&status);
     let file = |is_there: bool, name: &str| if is_there { json!(name) } else { Value::Null };
     let errors = (!batch.faults.is_empty()).then(|| json!({ "object": "list", "data": batch.faults }));
@@ -148,15 +158,58 @@ pub(crate) async fn list(State(api): State<Api>, Query(query): Query<BTreeMap<St
 pub(crate) async fn cancel(State(api): State<Api>, name: Name) -> Response {
     let cancelled = async {
         let (batches, batch) = find(&api, name).await?;
-        let going = batches.going().get(&batch.name).cloned();
-        if let Some(going) = going {
-            going.take_back().await;
-        }
-        let batch = batches.inner.store.batch(batch.name).await?.ok_or_else(ApiError::batch_not_found)?;
-        match batch.status {
-            BatchStatus::Cancelling | BatchStatus::Cancelled => Ok(document(&batches, &batch)),
-            _ => Err(ApiError::conflict("batch_finished", "the batch has ended already")),
-        }
+        take_back(&batches, batch).await
     };
     answer(cancelled.await)
+}
+
+/// Begins no more lines of a batch; one that has ended otherwise stays as it is.
+async fn take_back(batches: &Batches, batch: BatchRecord) -> Result<Value, ApiError> {
+    let going = batches.going().get(&batch.name).cloned();
+    if let Some(going) = going {
+        going.take_back().await;
+    }
+    let batch = batches.inner.store.batch(batch.name).await?.ok_or_else(ApiError::batch_not_found)?;
+    match batch.status {
+        BatchStatus::Cancelling | BatchStatus::Cancelled => Ok(document(batches, &batch)),
+        _ => Err(ApiError::conflict("batch_finished", "the batch has ended already")),
+    }
+}
+
+type AdminAnswer = Result<axum::Json<Value>, AdminError>;
+
+fn admin_batches(state: &AdminState) -> Result<Batches, AdminError> {
+    state.backend.batches().ok_or_else(|| AdminError::not_found("this server keeps no batches"))
+}
+
+async fn admin_find(state: &AdminState, name: Name) -> Result<(Batches, BatchRecord), AdminError> {
+    let batches = admin_batches(state)?;
+    let Ok(Path(name)) = name else { return Err(AdminError::bad_request("the path is not UTF-8")) };
+    let missing = || AdminError::not_found("there is no such batch: see `warmset batches list`");
+    let batch = batches.inner.store.batch(name).await.map_err(ApiError::from)?.ok_or_else(missing)?;
+    Ok((batches, batch))
+}
+
+/// `GET /admin/v1/batches?limit=N`: the newest first, of everybody.
+pub(crate) async fn admin_list(
+    State(state): State<AdminState>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> AdminAnswer {
+    let limit = admin::number(&query, "limit")?.unwrap_or(admin::LISTED);
+    let batches = admin_batches(&state)?;
+    let all = batches.inner.store.batches().await.map_err(ApiError::from)?;
+    let shown = all.iter().take(usize::try_from(limit).unwrap_or(usize::MAX));
+    let documents: Vec<Value> = shown.map(|batch| document(&batches, batch)).collect();
+    Ok(axum::Json(json!({ "batches": documents })))
+}
+
+/// `GET /admin/v1/batches/ID`
+pub(crate) async fn admin_show(State(state): State<AdminState>, name: Name) -> AdminAnswer {
+    admin_find(&state, name).await.map(|(batches, batch)| axum::Json(document(&batches, &batch)))
+}
+
+/// `DELETE /admin/v1/batches/ID`: takes it back.
+pub(crate) async fn admin_cancel(State(state): State<AdminState>, name: Name) -> AdminAnswer {
+    let (batches, batch) = admin_find(&state, name).await?;
+    Ok(axum::Json(take_back(&batches, batch).await?))
 }

@@ -74,6 +74,9 @@ pub(crate) fn parse(text: &str, endpoint: &str) -> Result<Line, BatchFault> {
     Ok(Line { custom_id, model, body: body.to_owned() })
 }
 
+/// What some editors write before the first line of a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Reads lines of bounded length; empty ones are passed over, with their number.
 pub(crate) struct Lines {
     reader: BufReader<File>,
@@ -96,6 +99,9 @@ impl Lines {
                 return Ok(None);
             }
             self.number += 1;
+            if self.number == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+                bytes.drain(..BYTE_ORDER_MARK.len());
+            }
             if read as u64 == limit && bytes.last() != Some(&b'\n') {
                 let message = format!("longer than {} bytes", self.bytes_max);
                 return Ok(Some((self.number, Err(fault("line_too_long", None, message)))));
@@ -168,6 +174,9 @@ mod tests {
     fn files_are_checked_line_by_line() {
         assert_eq!(check(&format!("{}\n\n{}", line("a"), line("b"))), Ok(2));
         assert_eq!(check(""), Err(vec!["0:empty_file".into()]));
+        assert_eq!(check(&format!("\u{feff}{}\r\n{}\r\n", line("a"), line("b"))), Ok(2));
+        assert_eq!(check("\u{feff}\n"), Err(vec!["0:empty_file".into()]));
+        assert_eq!(check(&format!("{}\n\u{feff}{}", line("a"), line("b"))), Err(vec!["2:invalid_json_line".into()]));
         let long = format!("{{\"custom_id\": \"{}\"}}", "x".repeat(2000));
         let faulty = [
             line("a"),

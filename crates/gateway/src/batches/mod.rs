@@ -12,7 +12,8 @@ mod port;
 mod run;
 
 pub(crate) use files::{delete as delete_file, download, list as list_files, show as show_file, upload};
-pub(crate) use http::{ENDPOINTS, WINDOW, cancel, create, list, show};
+pub use http::batch_document;
+pub(crate) use http::{ENDPOINTS, WINDOW, admin_cancel, admin_list, admin_show, cancel, create, list, show};
 pub use port::{BatchFuture, BatchStore, BatchStoreError};
 
 use crate::{clock::unix_seconds, errors::ApiError, frontend::Frontend};

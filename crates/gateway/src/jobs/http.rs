@@ -7,7 +7,7 @@ use super::{
     run_loop::Live,
 };
 use crate::{
-    admin::{AdminError, AdminState},
+    admin::{self, AdminError, AdminState},
     batches::new_name,
     directory::Entry,
     errors::ApiError,
@@ -31,8 +31,6 @@ use warmset_core::{
 
 /// The longest time between two looks that is advised.
 const RETRY_AFTER_MAX_SECONDS: u64 = 120;
-/// Jobs in one list unless asked otherwise.
-const LISTED: u64 = 100;
 
 /// A request that may become a job.
 pub(crate) struct Deferral<'a> {
@@ -47,7 +45,10 @@ pub(crate) struct Deferral<'a> {
 /// Makes a request a job, if that was asked for; none if it is to be answered here and now.
 pub(crate) async fn defer(api: &Api, call: &mut Call, asked: Deferral<'_>) -> Option<Response> {
     let jobs = api.later.jobs.as_ref()?;
-    let mut preference = Preference::of(asked.headers);
+    let mut preference = match Preference::of(asked.headers) {
+        Ok(preference) => preference,
+        Err(error) => return Some(refused(call, error)),
+    };
     if !preference.respond_async {
         preference.wait = None;
         let is_async = asked.entry.route.cold == ColdPolicy::Async;
@@ -64,12 +65,14 @@ pub(crate) async fn defer(api: &Api, call: &mut Call, asked: Deferral<'_>) -> Op
         Ok(record) => respond(api, jobs, call, &record, preference, asked.entry).await,
         Err(error) => Err(error),
     };
-    Some(response.unwrap_or_else(|error| {
-        call.failed(&error);
-        let mut response = error.into_response();
-        call.write_request_id(response.headers_mut());
-        response
-    }))
+    Some(response.unwrap_or_else(|error| refused(call, error)))
+}
+
+fn refused(call: &mut Call, error: ApiError) -> Response {
+    call.failed(&error);
+    let mut response = error.into_response();
+    call.write_request_id(response.headers_mut());
+    response
 }
 
 /// Keeps a request as a job.
@@ -185,8 +188,9 @@ pub(crate) async fn find(api: &Api, name: Name) -> Result<(Jobs, JobRecord, Opti
 /// `GET /v1/jobs/ID`; `Prefer: wait=N` waits so long for its end.
 pub(crate) async fn show(State(api): State<Api>, name: Name, headers: HeaderMap) -> Response {
     let found = async {
+        let preference = Preference::of(&headers)?;
         let (jobs, record, live) = find(&api, name).await?;
-        let wait = Preference::of(&headers).wait.filter(|wait| !record.status.is_final() && !wait.is_zero());
+        let wait = preference.wait.filter(|wait| !record.status.is_final() && !wait.is_zero());
         let Some(wait) = wait else { return Ok((record, live)) };
         let _ = tokio::time::timeout(wait, jobs.ended(record.id)).await;
         jobs.look(&record.name).await?.ok_or_else(ApiError::job_not_found)
@@ -245,10 +249,7 @@ pub(crate) async fn admin_list(
     State(state): State<AdminState>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> AdminAnswer {
-    let limit = match query.get("limit") {
-        Some(text) => text.parse().map_err(|_| AdminError::bad_request("limit must be a number"))?,
-        None => LISTED,
-    };
+    let limit = admin::number(&query, "limit")?.unwrap_or(admin::LISTED);
     let listed = admin_jobs(&state)?.list(limit).await?;
     let documents: Vec<Document<'_>> = listed.iter().map(|(record, live)| Document::new(record, *live)).collect();
     raw(&BTreeMap::from([("jobs", documents)]))
@@ -263,10 +264,7 @@ pub(crate) async fn admin_show(State(state): State<AdminState>, name: Name) -> A
 /// `DELETE /admin/v1/jobs/ID`
 pub(crate) async fn admin_cancel(State(state): State<AdminState>, name: Name) -> AdminAnswer {
     let (record, _) = admin_find(&state, name).await?;
-    match take_back(&admin_jobs(&state)?, record).await {
-        Ok(record) => raw(&Document::new(&record, None)),
-        Err(error) => Err(AdminError { status: error.status.as_u16(), message: error.message().to_owned() }),
-    }
+    raw(&Document::new(&take_back(&admin_jobs(&state)?, record).await?, None))
 }
 
 async fn admin_find(state: &AdminState, name: Name) -> Result<(JobRecord, Option<Live>), AdminError> {

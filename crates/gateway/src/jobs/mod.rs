@@ -17,7 +17,7 @@ pub(crate) use http::{
 };
 pub use port::{JobFuture, JobStore, JobStoreError};
 
-use crate::clock::Clock;
+use crate::{clock::Clock, metrics::Metrics};
 use axum::Router;
 pub(crate) use run_loop::Live;
 use run_loop::{Message, RunLoop};
@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
     JobId,
-    jobs::{Acceptance, JobLimits, JobRecord, NewJob, Settings},
+    jobs::{Acceptance, JobLimits, JobRecord, JobStatus, NewJob, Settings},
 };
 
 /// What the names of jobs begin with.
@@ -74,10 +74,10 @@ pub struct Jobs {
 impl Jobs {
     /// Starts the run loop on the current tokio runtime. `router` answers what jobs ask; it must not accept jobs
     /// itself. Nothing runs before [`Jobs::resume`].
-    pub fn start(store: Arc<dyn JobStore>, router: Router, config: JobsConfig) -> Self {
+    pub fn start(store: Arc<dyn JobStore>, router: Router, config: JobsConfig, metrics: Arc<Metrics>) -> Self {
         let (messages, received) = mpsc::unbounded_channel();
         let (limits, time_to_live) = (config.limits, config.time_to_live);
-        let run_loop = RunLoop::new(store.clone(), router, config, messages.downgrade());
+        let run_loop = RunLoop::new(store.clone(), router, (config, metrics), messages.downgrade());
         tokio::spawn(run_loop.run(received));
         Self { inner: Arc::new(Inner { store, limits, time_to_live, messages }) }
     }
@@ -158,6 +158,13 @@ impl Jobs {
         let (done, ended) = oneshot::channel();
         self.send(Message::Cancel { job, done });
         let _ = ended.await;
+    }
+
+    /// How many jobs are in each state in which they have not ended; nothing if the run loop does not say in time.
+    pub(crate) async fn counts(&self, timeout: Duration) -> Vec<(JobStatus, usize)> {
+        let (answer, counts) = oneshot::channel();
+        self.send(Message::Count { answer });
+        tokio::time::timeout(timeout, counts).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     async fn live(&self, job: JobId) -> Option<Live> {

@@ -1,4 +1,5 @@
-//! The `Prefer` header (RFC 7240), as far as it speaks of waiting, and `Idempotency-Key`.
+//! The `Prefer` header (RFC 7240), as far as it speaks of waiting, and `Idempotency-Key`. Preferences with other names
+//! are passed over, as the RFC wants it; a value that one of ours cannot have is a mistake of the caller's and is told.
 
 use crate::errors::ApiError;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -23,23 +24,27 @@ pub(crate) struct Preference {
 }
 
 impl Preference {
-    /// Reads every `Prefer` header. What is not understood counts as not said, as the RFC wants it.
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
+    /// Reads every `Prefer` header. Of several values of one preference the first counts.
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
         let mut found = Self::default();
-        let texts = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
-        for preference in texts.flat_map(|text| text.split(',')) {
-            let plain = preference.split(';').next().unwrap_or_default();
-            let (name, value) = plain.split_once('=').map_or((plain, ""), |(name, value)| (name, value));
-            match name.trim().to_ascii_lowercase().as_str() {
-                "respond-async" => found.respond_async = true,
-                "wait" => {
-                    let seconds = value.trim().trim_matches('"').parse().ok();
-                    found.wait = found.wait.or(seconds.map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)));
+        for value in headers.get_all(PREFER) {
+            let text = value.to_str().map_err(|_| wrong("must be visible ASCII characters"))?;
+            for preference in outside_quotes(text, ',') {
+                let plain = outside_quotes(preference, ';').next().unwrap_or_default();
+                let (name, value) = plain.split_once('=').unwrap_or((plain, ""));
+                let value = value.trim().trim_matches('"').trim();
+                match name.trim().to_ascii_lowercase().as_str() {
+                    "respond-async" if value.is_empty() => found.respond_async = true,
+                    "respond-async" => return Err(wrong("respond-async has no value: leave it out")),
+                    "wait" => {
+                        let wait = seconds(value).ok_or_else(|| wrong("wait must be a whole number of seconds"))?;
+                        found.wait = found.wait.or(Some(wait));
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
-        found
+        Ok(found)
     }
 
     /// What was granted, for the answer.
@@ -53,6 +58,25 @@ impl Preference {
         };
         HeaderValue::from_str(&text).ok()
     }
+}
+
+fn wrong(what: &str) -> ApiError {
+    ApiError::param("prefer", format!("prefer: {what}"))
+}
+
+/// Digits only; more of them than fit mean as long as possible.
+fn seconds(text: &str) -> Option<Duration> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| Duration::from_secs(text.parse().unwrap_or(u64::MAX)).min(WAIT_MAX))
+}
+
+/// Splits a header where a separator stands outside of quotes.
+fn outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    text.split(move |letter| {
+        is_quoted ^= letter == '"';
+        letter == separator && !is_quoted
+    })
 }
 
 /// The caller's own name for a request.
@@ -72,7 +96,13 @@ mod tests {
         for value in values {
             headers.append(PREFER, HeaderValue::from_static(value));
         }
-        Preference::of(&headers)
+        Preference::of(&headers).unwrap()
+    }
+
+    fn refused(value: &'static [u8]) -> String {
+        let mut headers = HeaderMap::new();
+        headers.append(PREFER, HeaderValue::from_bytes(value).unwrap());
+        Preference::of(&headers).unwrap_err().message().to_owned()
     }
 
     #[test]
@@ -84,8 +114,20 @@ mod tests {
         assert_eq!(read(&["Respond-Async, wait=10"]), prefers(true, Some(10)));
         assert_eq!(read(&["return=minimal", "wait = \"5\" ; x=1,respond-async"]), prefers(true, Some(5)));
         assert_eq!(read(&["wait=99999"]), prefers(false, Some(WAIT_MAX.as_secs())));
-        assert_eq!(read(&["wait=-1, respond-async=x"]), prefers(true, None));
+        assert_eq!(read(&["wait=99999999999999999999999"]), prefers(false, Some(WAIT_MAX.as_secs())));
+        assert_eq!(read(&["respond-async=, wait=0", ",, ;"]), prefers(true, Some(0)));
         assert_eq!(read(&["wait=1, wait=9"]), prefers(false, Some(1)));
+    }
+
+    #[test]
+    fn other_names_are_passed_over_and_nonsense_under_our_own_is_told() {
+        let none = Preference::default();
+        assert_eq!(read(&["foo", "wait-for=abc, x=\"a, wait=abc\"; wait=abc", "handling=lenient"]), none);
+        for value in [b"wait=abc" as &[u8], b"wait", b"wait=-1", b"wait=1.5", b"wait=+3", b"respond-async, wait=5s"] {
+            assert_eq!(refused(value), "prefer: wait must be a whole number of seconds", "{value:?}");
+        }
+        assert!(refused(b"respond-async=yes").contains("no value"));
+        assert!(refused(b"wait=\xff").contains("ASCII"));
     }
 
     #[test]

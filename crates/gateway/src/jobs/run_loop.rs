@@ -4,7 +4,7 @@ use super::{
     JobStore, JobsConfig,
     errand::{Answer, Errand, Progress, Verdict, perform},
 };
-use crate::errors::ApiError;
+use crate::{errors::ApiError, metrics::Metrics};
 use axum::Router;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{
@@ -40,6 +40,7 @@ pub(crate) enum Message {
     Cancel { job: JobId, done: oneshot::Sender<()> },
     Watch { job: JobId, done: oneshot::Sender<()> },
     Look { job: JobId, answer: oneshot::Sender<Option<Live>> },
+    Count { answer: oneshot::Sender<Vec<(JobStatus, usize)>> },
     Drain { done: oneshot::Sender<()> },
 }
 
@@ -59,6 +60,7 @@ pub(crate) struct RunLoop {
     store: Arc<dyn JobStore>,
     router: Router,
     config: JobsConfig,
+    metrics: Arc<Metrics>,
     /// Weak, so that the loop ends with the last handle.
     messages: mpsc::WeakUnboundedSender<Message>,
     /// Ends that are being written down.
@@ -70,11 +72,12 @@ impl RunLoop {
     pub(crate) fn new(
         store: Arc<dyn JobStore>,
         router: Router,
-        config: JobsConfig,
+        (config, metrics): (JobsConfig, Arc<Metrics>),
         messages: mpsc::WeakUnboundedSender<Message>,
     ) -> Self {
         let queue = JobQueue::new(config.settings.clone());
-        Self { queue, kept: BTreeMap::new(), store, router, config, messages, settling: 0, drains: Vec::new() }
+        let (kept, drains) = (BTreeMap::new(), Vec::new());
+        Self { queue, kept, store, router, config, metrics, messages, settling: 0, drains }
     }
 
     pub(crate) async fn run(mut self, mut received: mpsc::UnboundedReceiver<Message>) {
@@ -124,6 +127,9 @@ impl RunLoop {
             Message::Watch { job, done } => self.watch(job, done),
             Message::Look { job, answer } => {
                 let _ = answer.send(self.look(job));
+            }
+            Message::Count { answer } => {
+                let _ = answer.send(JobStatus::unfinished().map(|status| (status, self.queue.count(status))).collect());
             }
             Message::Drain { done } => {
                 self.drains.push(done);
@@ -222,6 +228,7 @@ impl RunLoop {
             _ => Some(last.map_or_else(|| Answer::from(ApiError::job_given_up()).into_kept(), |last| last.into_kept())),
         };
         self.settling += 1;
+        self.metrics.record_job(status);
         let store = self.store.clone();
         tokio::spawn(async move {
             write_end(&*store, job, status, answer).await;

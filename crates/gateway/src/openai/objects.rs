@@ -183,7 +183,8 @@ impl Envelope {
         write_event(None, &self.object(object, choice, self.include_usage.then_some(usage)), out);
     }
 
-    fn chunk(&self, index: u32, delta: Delta<'_>, logprobs: Option<ChatLogprobs<'_>>, out: &mut Vec<u8>) {
+    fn chunk(&self, index: u32, delta: Delta<'_>, tokens: &[TokenLogprob], out: &mut Vec<u8>) {
+        let logprobs = logprobs::chat(tokens);
         self.event(&[ChatChunkChoice { index, delta, logprobs, finish_reason: None }], None, out);
     }
 
@@ -204,7 +205,7 @@ impl Envelope {
 #[derive(Debug)]
 pub(crate) struct Completions {
     envelope: Envelope,
-    /// Tokens of a choice that go with its next text.
+    /// Tokens of a choice that go with its next text or piece of a call.
     tokens: BTreeMap<u32, Vec<TokenLogprob>>,
     /// Characters of a choice that are written, for `text_offset`.
     offsets: BTreeMap<u32, usize>,
@@ -220,7 +221,7 @@ impl Encoder for Completions {
     fn open(&mut self, index: u32, out: &mut Vec<u8>) {
         if self.envelope.route == Route::Chat {
             let delta = Delta { role: Some("assistant"), content: Some(""), tool_calls: None };
-            self.envelope.chunk(index, delta, None, out);
+            self.envelope.chunk(index, delta, &[], out);
         }
     }
 
@@ -233,7 +234,7 @@ impl Encoder for Completions {
         match self.envelope.route {
             Route::Chat => {
                 let delta = Delta { content: Some(text), ..Delta::default() };
-                self.envelope.chunk(index, delta, logprobs::chat(&tokens), out);
+                self.envelope.chunk(index, delta, &tokens, out);
             }
             Route::Text => {
                 let logprobs = logprobs::completion(&tokens, self.offsets.entry(index).or_default());
@@ -246,13 +247,15 @@ impl Encoder for Completions {
         let function = FunctionDelta { name: Some(name), arguments: "" };
         let id = Some(self.envelope.call_id(index, call));
         let begun = CallDelta { index: call, id, kind: Some("function"), function };
-        self.envelope.chunk(index, Delta { tool_calls: Some([begun]), ..Delta::default() }, None, out);
+        let tokens = self.tokens.remove(&index).unwrap_or_default();
+        self.envelope.chunk(index, Delta { tool_calls: Some([begun]), ..Delta::default() }, &tokens, out);
     }
 
     fn arguments(&mut self, index: u32, call: u32, text: &str, out: &mut Vec<u8>) {
         let function = FunctionDelta { name: None, arguments: text };
         let more = CallDelta { index: call, id: None, kind: None, function };
-        self.envelope.chunk(index, Delta { tool_calls: Some([more]), ..Delta::default() }, None, out);
+        let tokens = self.tokens.remove(&index).unwrap_or_default();
+        self.envelope.chunk(index, Delta { tool_calls: Some([more]), ..Delta::default() }, &tokens, out);
     }
 
     fn finish(&mut self, index: u32, finish: FinishReason, _: Option<&str>, out: &mut Vec<u8>) {

@@ -38,9 +38,6 @@ pub(crate) fn checked(output: Output) -> Result<Output, ApiError> {
         warmset_grammar::format(format).map_err(|error| ApiError::param(param, format!("{param}: {error}")))?;
     }
     if let Some(tools) = calls {
-        if output.logprobs.is_some() {
-            return Err(ApiError::unsupported("logprobs", "logprobs cannot be combined with tools that may be called"));
-        }
         warmset_grammar::check_tools(tools).map_err(|error| ApiError::param("tools", format!("tools: {error}")))?;
     }
     Ok(output)

@@ -37,6 +37,11 @@ pub(super) fn operations() -> Vec<Operation> {
         get("/admin/v1/jobs", "Every job").answers(200, "Anything"),
         get("/admin/v1/jobs/{name}", "One job").answers(200, "Anything"),
         Operation::new("DELETE", "/admin/v1/jobs/{name}", Admin, "Cancels a job").answers(200, "Anything"),
+        get("/admin/v1/batches", "Every batch, the newest first")
+            .query("limit", &whole, "how many")
+            .answers(200, "Anything"),
+        get("/admin/v1/batches/{name}", "One batch").answers(200, "Anything"),
+        Operation::new("DELETE", "/admin/v1/batches/{name}", Admin, "Cancels a batch").answers(200, "Anything"),
         post("/admin/v1/reload", "Reads the configuration again and touches only what changed")
             .answers(200, "Anything"),
     ]

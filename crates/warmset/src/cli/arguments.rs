@@ -54,6 +54,9 @@ pub(crate) enum Command {
     /// List, show and cancel requests that are answered later
     #[command(subcommand)]
     Jobs(JobsCommand),
+    /// List, show and cancel files of requests that are answered later
+    #[command(subcommand)]
+    Batches(BatchesCommand),
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
     /// Watch memory, models, queues and events of a running server
@@ -312,6 +315,28 @@ pub(crate) enum JobsCommand {
     Cancel {
         /// Its name, job_...
         job: String,
+    },
+}
+
+/// `warmset batches ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum BatchesCommand {
+    /// List batches, the newest first
+    #[command(visible_alias = "ls")]
+    List {
+        /// How many
+        #[arg(long, short = 'n', default_value_t = 100)]
+        limit: u64,
+    },
+    /// Show how far a batch is, and what is wrong with its file
+    Show {
+        /// Its name, batch_...
+        batch: String,
+    },
+    /// Begin no more lines of a batch
+    Cancel {
+        /// Its name, batch_...
+        batch: String,
     },
 }
 

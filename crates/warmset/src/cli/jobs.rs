@@ -14,7 +14,7 @@ use warmset_gateway::jobs::job_document;
 /// Runs one of the commands.
 pub(crate) async fn run(command: JobsCommand, global: &GlobalArguments, output: Output) -> Result<()> {
     if let JobsCommand::Show { job } | JobsCommand::Cancel { job } = &command {
-        check_name(job)?;
+        check_name(job, "job")?;
     }
     let place = Place::find(global).await?;
     let done = run_at(&place, command, output).await;
@@ -36,11 +36,12 @@ async fn run_at(place: &Place, command: JobsCommand, output: Output) -> Result<(
     Ok(())
 }
 
-/// What cannot be a job's name never becomes part of a path.
-fn check_name(name: &str) -> Result<()> {
+/// What cannot be a job's or batch's name never becomes part of a path.
+pub(super) fn check_name(name: &str, what: &str) -> Result<()> {
     let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     if !plain || name.is_empty() {
-        bail!("{name:?} is no job: see `warmset jobs list`");
+        let command = if what == "job" { "jobs" } else { "batches" };
+        bail!("{name:?} is no {what}: see `warmset {command} list`");
     }
     Ok(())
 }
@@ -123,9 +124,9 @@ mod tests {
 
     #[test]
     fn names_never_lead_elsewhere() {
-        assert!(check_name("job_0123abc").is_ok());
+        assert!(check_name("job_0123abc", "job").is_ok());
         for bad in ["", "../models", "a/b", "a?b", "job 1"] {
-            assert!(check_name(bad).is_err(), "{bad}");
+            assert!(check_name(bad, "job").is_err(), "{bad}");
         }
     }
 }

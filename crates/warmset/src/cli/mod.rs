@@ -2,6 +2,7 @@
 
 mod admin;
 mod arguments;
+mod batches;
 mod doctor;
 mod import;
 mod jobs;
@@ -70,6 +71,10 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Jobs(command) => {
             start_log("error");
             done(runtime()?.block_on(jobs::run(command, &global, output)))
+        }
+        Command::Batches(command) => {
+            start_log("error");
+            done(runtime()?.block_on(batches::run(command, &global, output)))
         }
         Command::Run(arguments) => {
             start_log("error");

@@ -33,8 +33,15 @@ impl PromoteArguments {
 
 /// Who acts: as said, or the user that runs this program.
 pub(super) fn by(said: Option<&str>) -> String {
-    let user = || std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok();
-    said.map(str::to_owned).or_else(user).unwrap_or_else(|| "unknown".to_owned())
+    let named = |variable| std::env::var(variable).ok().filter(|name| !name.is_empty());
+    said.map(str::to_owned).or_else(|| named("USER")).or_else(|| named("LOGNAME")).unwrap_or_else(account)
+}
+
+/// The account that runs this program, by name if it has one.
+fn account() -> String {
+    let uid = rustix::process::getuid().as_raw();
+    let user = uzers::get_user_by_uid(uid);
+    user.map_or_else(|| format!("uid {uid}"), |user| user.name().to_string_lossy().into_owned())
 }
 
 pub(super) async fn promote(place: &Place, arguments: PromoteArguments, output: Output) -> Result<()> {
