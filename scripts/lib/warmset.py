@@ -81,7 +81,7 @@ class CommandFailed(Exception):
 class Server:
     """One `warmset serve` in a directory of its own."""
 
-    def __init__(self, directory, memory="2GiB", reserve=None, config=None, arguments=(), ports=None):
+    def __init__(self, directory, memory="2GiB", reserve=None, config=None, arguments=(), ports=None, environment=None):
         self.directory = Path(directory)
         self.data = self.directory / "data"
         self.log_path = self.directory / "server.log"
@@ -90,6 +90,7 @@ class Server:
         self.reserve = reserve
         self.config = config
         self.arguments = list(arguments)
+        self.environment = environment or {}
         self.process = None
         self.directory.mkdir(parents=True, exist_ok=True)
 
@@ -119,7 +120,8 @@ class Server:
     def start(self, wait=True):
         log = open(self.log_path, "ab")
         self.process = subprocess.Popen(
-            self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
+            env={**os.environ, **self.environment},
         )
         log.close()
         if wait:

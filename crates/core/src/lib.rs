@@ -27,4 +27,4 @@ pub mod worker;
 pub use ids::{Digest, JobId, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};
 pub use machine::Machine;
 pub use memory::{Bytes, Footprint, MemoryVector};
-pub use time::Instant;
+pub use time::{ClockSpeed, Instant};

@@ -1,28 +1,39 @@
 //! The clocks: monotonic time for every decision and duration, wall time only to print dates.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use warmset_core::Instant;
+use warmset_core::{ClockSpeed, Instant};
 
 /// The monotonic clock of one run. Copies share their origin, so instants of different parts compare.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: std::time::Instant,
+    speed: ClockSpeed,
 }
 
 impl Clock {
-    /// A clock whose origin is now.
+    /// A clock whose origin is `origin`.
+    pub fn since(origin: std::time::Instant, speed: ClockSpeed) -> Self {
+        Self { origin, speed }
+    }
+
+    /// A clock whose origin is now, as fast as time is.
     pub fn start() -> Self {
-        Self { origin: std::time::Instant::now() }
+        Self::since(std::time::Instant::now(), ClockSpeed::default())
     }
 
     /// Time since the origin.
     pub fn now(&self) -> Instant {
-        Instant::after(self.origin.elapsed())
+        Instant::after(self.speed.inside(self.origin.elapsed()))
     }
 
-    /// How long until `instant`; zero if it has passed.
+    /// How long to wait until `instant`; zero if it has passed.
     pub fn until(&self, instant: Instant) -> Duration {
-        instant.since(self.now())
+        self.speed.outside(instant.since(self.now()))
+    }
+
+    /// How fast it goes.
+    pub fn speed(&self) -> ClockSpeed {
+        self.speed
     }
 
     /// Resolves at `instant`; never without one.

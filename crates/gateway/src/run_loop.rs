@@ -134,6 +134,8 @@ impl RunLoop {
                 let Submission { tenant, digest, class, patience, work } = *submission;
                 let job = Job { work: Some(work), updates, verdict: Some(verdict), attempt: 0, at: None };
                 self.jobs.insert(request, job);
+                // Callers wait outside, whatever the clock's speed.
+                let patience = self.config.clock.speed().inside(patience);
                 self.step(Event::Arrived { request, tenant, digest, class, patience });
                 self.settle(request);
             }

@@ -120,6 +120,16 @@ impl Scenario {
         Ok(scenario)
     }
 
+    /// The same with other sizes of memory, if any are given, and another time for a load.
+    pub fn with(mut self, slots: &[usize], load_seconds: Option<f64>) -> Result<Self, ScenarioError> {
+        if !slots.is_empty() {
+            self.slots = slots.to_vec();
+        }
+        self.load_seconds = load_seconds.unwrap_or(self.load_seconds);
+        self.check()?;
+        Ok(self)
+    }
+
     fn check(&self) -> Result<(), ScenarioError> {
         let positive = |value: f64| value.is_finite() && value > 0.0 && value <= 1e6;
         let models: usize = self.group.iter().map(|group| group.models.min(MODELS_MAX + 1)).sum();

@@ -56,11 +56,13 @@ impl Schedules {
     }
 }
 
-/// Tells the worker the time and the schedules' turns from now on.
+/// Tells the worker the time and the schedules' turns from now on. Where the server's time passes faster than outside, the
+/// clock on the wall is read as if it did, too.
 pub(crate) fn follow(agent: AgentHandle, schedules: Schedules) {
     tokio::spawn(async move {
+        let clock = agent.clock();
         let mut asleep_in_all = asleep_since_boot();
-        let mut ticks = tokio::time::interval(TELL_INTERVAL);
+        let mut ticks = tokio::time::interval(clock.speed().outside(TELL_INTERVAL));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while agent.facts().is_some() {
             ticks.tick().await;
@@ -70,8 +72,9 @@ pub(crate) fn follow(agent: AgentHandle, schedules: Schedules) {
             if slept {
                 asleep_in_all = asleep;
             }
-            agent.tell_time(wall_time(&jiff::ZonedDateTime::now()), if slept { since } else { Duration::ZERO });
-            for (digest, warm) in schedules.turns(jiff::Timestamp::now()) {
+            let now = jiff::ZonedDateTime::now().saturating_add(clock.ahead());
+            agent.tell_time(wall_time(&now), if slept { since } else { Duration::ZERO });
+            for (digest, warm) in schedules.turns(now.timestamp()) {
                 agent.schedule(digest, warm);
             }
         }

@@ -28,7 +28,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
 };
-use warmset_core::{PoolName, WorkerId};
+use warmset_core::{ClockSpeed, PoolName, WorkerId};
 use warmset_gateway::{
     admin::EventLog,
     batches::{Batches, BatchesConfig},
@@ -55,6 +55,7 @@ struct Plan {
     settings: warmset_core::worker::Settings,
     worker_type: String,
     record: Option<PathBuf>,
+    clock_speed: ClockSpeed,
 }
 
 /// Serves until a signal comes. The first one lets requests finish, the second one does not.
@@ -130,14 +131,19 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
         }
     })?;
     let worker_type = settings::worker_type(&config);
+    let clock_speed = arguments.clock_speed;
+    if clock_speed != ClockSpeed::default() {
+        tracing::warn!("time passes {} times as fast here: for replays with synthetic engines", clock_speed.times());
+    }
     Ok(Plan {
         config,
         config_path: arguments.config,
         listen,
         admin_listen,
-        settings,
+        settings: settings::at_speed(settings, clock_speed),
         worker_type,
         record: arguments.record,
+        clock_speed,
     })
 }
 
@@ -181,7 +187,7 @@ fn pools(settings: &warmset_core::worker::Settings) -> Vec<PoolName> {
 /// Starts worker and gateway and lets them know each other and the catalog.
 async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: SocketAddr) -> Result<Arc<Server>> {
     let origin = Instant::now();
-    let clock = Clock::start();
+    let clock = Clock::since(origin, plan.clock_speed);
     let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
     let agent = start_worker(plan, &repository, root, origin, &artifacts).await?;
     let recording = |name: &str| plan.record.as_ref().map(|directory| directory.join(name));
@@ -193,7 +199,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
     };
     let metrics = Arc::new(Metrics::default());
     let frontend = Frontend::start(config, metrics.clone())?;
-    let later = later(plan, &repository, root, &frontend, (clock, metrics))?;
+    let later = later(plan, &repository, root, &frontend, metrics)?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());
     let server = Arc::new(Server {
         repository: repository.clone(),
@@ -241,11 +247,11 @@ fn later(
     repository: &Repository,
     root: &Path,
     frontend: &Frontend,
-    (clock, metrics): (Clock, Arc<Metrics>),
+    metrics: Arc<Metrics>,
 ) -> Result<(Jobs, Batches)> {
     let answering = crate::listeners::inference(&plan.config, frontend.clone(), Arc::new(|| Ok(())), Later::default());
     let store = Arc::new(CatalogJobs(repository.catalog.clone()));
-    let jobs = Jobs::start(store, answering.clone(), settings::jobs_config(&plan.config, clock), metrics);
+    let jobs = Jobs::start(store, answering.clone(), settings::jobs_config(&plan.config), metrics);
     let directory = root.join("files");
     let line_bytes_max = crate::listeners::body_bytes_max(&plan.config);
     let config = BatchesConfig { line_bytes_max, ..BatchesConfig::new(directory.clone()) };
@@ -297,7 +303,7 @@ async fn start_worker(
         spare: true,
         record: plan.record.as_ref().map(|directory| directory.join("worker.jsonl")),
         artifacts: artifacts.clone(),
-        clock: warmset_worker::Clock::since(origin),
+        clock: warmset_worker::Clock::since(origin, plan.clock_speed),
     };
     Ok(Agent::start(config, models)?)
 }

@@ -9,14 +9,14 @@ use anyhow::{Result, bail};
 use std::{collections::BTreeSet, time::Duration};
 use warmset_catalog::Measurement;
 use warmset_core::{
-    Bytes, MemoryVector, PoolName,
+    Bytes, ClockSpeed, MemoryVector, PoolName,
     forecast::Parts,
     gateway,
     gateway::Route,
     jobs::JobLimits,
     worker::{self, ModelSpec},
 };
-use warmset_gateway::{clock::Clock, jobs::JobsConfig};
+use warmset_gateway::jobs::JobsConfig;
 use warmset_worker::ModelConfig;
 
 const CONCURRENT_LOADS: u32 = 2;
@@ -105,6 +105,19 @@ pub(crate) fn worker_settings(config: &Config, memory: Bytes, reserve: Bytes) ->
     })
 }
 
+/// The same limits for a run whose time passes at this speed. Processes are as fast as ever, so that what bounds them and
+/// how often they are looked at stays as it is outside.
+pub(crate) fn at_speed(settings: worker::Settings, speed: ClockSpeed) -> worker::Settings {
+    worker::Settings {
+        load_deadline: speed.inside(settings.load_deadline),
+        stop_deadline: speed.inside(settings.stop_deadline),
+        hang_deadline: speed.inside(settings.hang_deadline),
+        thread_quantum: speed.inside(settings.thread_quantum),
+        measure_interval: speed.inside(settings.measure_interval),
+        ..settings
+    }
+}
+
 fn pools(config: &Config, usable: Bytes) -> Result<Vec<(PoolName, MemoryVector)>> {
     let mut names = BTreeSet::new();
     let mut total: Bytes = 0;
@@ -133,13 +146,12 @@ pub(crate) fn gateway_settings(config: &Config) -> gateway::Settings {
 }
 
 /// How jobs are kept and run.
-pub(crate) fn jobs_config(config: &Config, clock: Clock) -> JobsConfig {
+pub(crate) fn jobs_config(config: &Config) -> JobsConfig {
     let default = JobsConfig::default();
     let unfinished_max = config.gateway.jobs_max.map_or(default.limits.unfinished_max, u64::from);
     JobsConfig {
         limits: JobLimits { unfinished_max, ..default.limits },
         time_to_live: config.gateway.job_time_to_live.unwrap_or(default.time_to_live),
-        clock,
         ..default
     }
 }
@@ -220,6 +232,24 @@ mod tests {
         assert_eq!(beyond_machine(2 << 30, None), None);
         let warning = beyond_machine(3 << 30, Some(2 << 30)).unwrap();
         assert!(warning.contains("3.0 GiB is more than the 2.0 GiB this machine has"), "{warning}");
+    }
+
+    #[test]
+    fn what_bounds_processes_lasts_as_long_outside_at_any_speed() {
+        let (config, speed) = (Config::default(), ClockSpeed::new(240).unwrap());
+        let settings = worker_settings(&config, 100, 10).unwrap();
+        let fast = at_speed(settings.clone(), speed);
+        assert_eq!(at_speed(settings.clone(), ClockSpeed::default()), settings);
+        for (fast, normal) in [
+            (fast.load_deadline, LOAD_DEADLINE),
+            (fast.stop_deadline, STOP_DEADLINE),
+            (fast.hang_deadline, HANG_DEADLINE),
+            (fast.thread_quantum, THREAD_QUANTUM),
+            (fast.measure_interval, MEASURE_INTERVAL),
+        ] {
+            assert_eq!(speed.outside(fast), normal);
+        }
+        assert_eq!((fast.minimum_residency, fast.demand_half_life), (MINIMUM_RESIDENCY, DEMAND_HALF_LIFE));
     }
 
     #[test]

@@ -310,6 +310,7 @@ impl RunLoop {
                     spare: if Role::of(engine) == Role::Sealed { self.spare.take() } else { None },
                     launcher: self.launcher.clone(),
                     commands: self.commands.clone(),
+                    clock: self.clock,
                 };
                 let (orders, receiver) = mpsc::unbounded_channel();
                 self.lives.insert((digest, generation), orders);

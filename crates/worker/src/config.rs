@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use warmset_core::{
-    Digest, Instant, WorkerId,
+    ClockSpeed, Digest, Instant, WorkerId,
     rollout::Canary,
     worker::{LoadError, ModelSpec, Settings},
 };
@@ -12,27 +12,39 @@ use warmset_engine::protocol::{CommandRequest, EngineKind};
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: std::time::Instant,
+    speed: ClockSpeed,
 }
 
 impl Clock {
     /// A clock whose origin is `origin`.
-    pub fn since(origin: std::time::Instant) -> Self {
-        Self { origin }
+    pub fn since(origin: std::time::Instant, speed: ClockSpeed) -> Self {
+        Self { origin, speed }
     }
 
-    /// A clock whose origin is now.
+    /// A clock whose origin is now, as fast as time is.
     pub fn start() -> Self {
-        Self::since(std::time::Instant::now())
+        Self::since(std::time::Instant::now(), ClockSpeed::default())
     }
 
     /// Time since the origin.
     pub fn now(&self) -> Instant {
-        Instant::after(self.origin.elapsed())
+        Instant::after(self.speed.inside(self.origin.elapsed()))
     }
 
-    /// How long until `instant`; zero if it has passed.
+    /// How long to wait until `instant`; zero if it has passed.
     pub fn until(&self, instant: Instant) -> Duration {
-        instant.since(self.now())
+        self.speed.outside(instant.since(self.now()))
+    }
+
+    /// How much further it has gone since the origin than the clock on the wall.
+    pub fn ahead(&self) -> Duration {
+        let passed = self.origin.elapsed();
+        self.speed.inside(passed).saturating_sub(passed)
+    }
+
+    /// How fast it goes.
+    pub fn speed(&self) -> ClockSpeed {
+        self.speed
     }
 }
 

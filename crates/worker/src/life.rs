@@ -5,7 +5,7 @@
 
 use crate::{
     canary::{Asking, CANARY_REQUEST, Step},
-    config::ModelConfig,
+    config::{Clock, ModelConfig},
     handle::Command,
     requests::Waiting,
     spare::{self, Spare},
@@ -59,6 +59,7 @@ pub(crate) struct Birth {
     pub(crate) spare: Option<Spare>,
     pub(crate) launcher: Launcher,
     pub(crate) commands: UnboundedSender<Command>,
+    pub(crate) clock: Clock,
 }
 
 /// A caller that an engine works for.
@@ -399,12 +400,13 @@ impl Life {
             return self.report(Event::Measured { digest, generation, steady });
         }
         let load_seconds = (self.loaded_after.as_secs_f64() - info.warm_up_seconds).max(0.0);
+        let speed = self.birth.clock.speed();
         let timings = LoadTimings {
             fetch_seconds: 0.0,
             verify_seconds: self.birth.verify_seconds,
-            load_seconds,
-            warm_up_seconds: info.warm_up_seconds,
-            canary_seconds: self.canary_seconds,
+            load_seconds: speed.inside_seconds(load_seconds),
+            warm_up_seconds: speed.inside_seconds(info.warm_up_seconds),
+            canary_seconds: speed.inside_seconds(self.canary_seconds),
         };
         // The kernel counts the peak in batches and may say less than what is there now.
         let peak = peak.larger(&steady);

@@ -10,7 +10,7 @@ use clap::{
     builder::{PathBufValueParser, TypedValueParser},
 };
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use warmset_core::{Bytes, ModelName, Priority, gateway::ColdPolicy, targets::Targets};
+use warmset_core::{Bytes, ClockSpeed, ModelName, Priority, gateway::ColdPolicy, targets::Targets};
 use warmset_engine::protocol::EngineKind;
 
 /// OpenAI's upper bound.
@@ -99,6 +99,15 @@ pub(crate) struct SimArguments {
     /// Policies to compare [default: all]
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub(crate) compare: Vec<String>,
+    /// Sizes of memory to compare, in models [default: the scenario's]
+    #[arg(long, value_name = "N,M,...", value_delimiter = ',')]
+    pub(crate) slots: Vec<usize>,
+    /// How long a load takes [default: as the scenario says]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) load_seconds: Option<f64>,
+    /// Write every request into this file, as JSON: models, and for each request its second and its model
+    #[arg(long, value_name = "FILE")]
+    pub(crate) demand: Option<PathBuf>,
 }
 
 /// `warmset serve`
@@ -122,6 +131,17 @@ pub(crate) struct ServeArguments {
     /// Write every event of both machines into this directory, for replay
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
+    /// Let time pass so many times as fast, for replays with synthetic engines
+    #[arg(long, value_name = "N", hide = true, default_value = "1", value_parser = clock_speed)]
+    pub(crate) clock_speed: ClockSpeed,
+}
+
+/// The most times as fast as the wall's that a server's time may pass: a day in less than a minute and a half.
+const CLOCK_SPEED_MAX: u32 = 1_000;
+
+fn clock_speed(text: &str) -> Result<ClockSpeed, String> {
+    let times = text.parse().ok().filter(|times| *times <= CLOCK_SPEED_MAX);
+    times.and_then(ClockSpeed::new).ok_or_else(|| format!("write a whole number between 1 and {CLOCK_SPEED_MAX}"))
 }
 
 /// `warmset import ...`

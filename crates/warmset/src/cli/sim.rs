@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{BufReader, Read},
+    io::{BufReader, BufWriter, Read, Write},
     path::Path,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
+use warmset_core::Instant;
 use warmset_planner::{
     demand::Demand,
     report::{POLICIES, Row, compare},
@@ -28,9 +29,12 @@ const SCENARIO_BYTES_MAX: u64 = 1 << 20;
 /// Runs a scenario and prints what came of it.
 pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     let policies = policies(&arguments.compare)?;
-    let scenario = scenario(&arguments.scenario)?;
+    let scenario = scenario(&arguments.scenario)?.with(&arguments.slots, arguments.load_seconds)?;
     let trace = arguments.trace.as_deref().map(read_trace).transpose()?;
     let demand = scenario.demand(arguments.seed, trace.as_deref())?;
+    if let Some(path) = &arguments.demand {
+        write_demand(path, &demand).with_context(|| format!("cannot write the demand to {}", path.display()))?;
+    }
     let pairs = scenario.slots.iter().flat_map(|slots| policies.iter().map(|policy| (*slots, *policy))).collect();
     let rows = {
         let _spinner = output.spinner(&format!("replaying {} requests", demand.arrivals.len()));
@@ -49,6 +53,15 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     });
     output.result(&document, text);
     Ok(())
+}
+
+/// The requests themselves, for a replay against a server.
+fn write_demand(path: &Path, demand: &Demand) -> Result<()> {
+    let seconds = |at: Instant| at.since(Instant::ZERO).as_secs_f64();
+    let requests: Vec<_> = demand.arrivals.iter().map(|arrival| (seconds(arrival.at), arrival.model)).collect();
+    let mut file = BufWriter::new(File::create(path)?);
+    serde_json::to_writer(&mut file, &json!({ "models": demand.models, "requests": requests }))?;
+    Ok(file.flush()?)
 }
 
 /// One replay for each pair of room and policy, on all cores; the rows are in the order of the pairs.
