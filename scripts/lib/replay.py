@@ -5,6 +5,7 @@ times divided by the speed, while the server's own clock goes as many times as f
 """
 
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ CORES = 16
 CONCURRENCY = 64
 WAITING_MAX = 100_000
 # Swaps that a calibration looks at.
-CALIBRATION_SWAPS = 24
+CALIBRATION_SWAPS = 48
 # A start of midnight, as in the simulation: a whole day then has one date.
 MIDNIGHT_MARGIN_SECONDS = 60
 SAY_SECONDS = 30
@@ -119,13 +120,14 @@ def play(server, demand, speed, label="", say=False):
     return played
 
 
-def calibrate(speed):
-    """Seconds that a load takes which declares none: to start a process, and to look at what it holds."""
+def calibrate(speed, run_seconds):
+    """Seconds that are not declared, here and now: of a load (its process), and of the place it waits for (the end of another)."""
     with tempfile.TemporaryDirectory(prefix="warmset-calibrate-") as directory:
-        with pool(directory, CALIBRATION_SWAPS, 1, speed, 0.0, 0.0, {"forecast": False}) as server:
-            for model in range(CALIBRATION_SWAPS):
-                ask(server, model)
-            return counted(server, CALIBRATION_SWAPS)["load_seconds_mean"] / speed
+        with pool(directory, CALIBRATION_SWAPS, 1, speed, 0.0, run_seconds, {"forecast": False}) as server:
+            pairs = [(ask(server, model)[1], ask(server, model)[1]) for model in range(CALIBRATION_SWAPS)]
+            load = counted(server, 2 * CALIBRATION_SWAPS)["load_seconds_mean"] / speed
+    swap = statistics.mean(cold - warm for cold, warm in pairs)
+    return load, max(0.0, swap - load)
 
 
 def counted(server, requests):
