@@ -10,4 +10,5 @@ pub mod events;
 pub mod node;
 pub mod peers;
 pub mod report;
+pub mod routing;
 pub mod scenario;

@@ -5,7 +5,8 @@
 //! same replicas.
 
 use super::{
-    groups::score,
+    chain::Boundary,
+    groups::{Seen, score},
     mirror::Matches,
     protocol::{Ask, CANDIDATES_SHOWN, Candidate, Decision, Refusal, Ticket, Weights, Why},
     replica::Replica,
@@ -13,13 +14,16 @@ use super::{
 };
 use crate::time::Instant;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 /// The most owners that one decision looks at; the next one looks at others.
 const OWNERS_MAX: usize = 24;
 /// The most replicas with little to do that one decision looks at.
 const LIGHTEST_MAX: usize = 4;
+/// A replica that may not be asked.
+const NOWHERE: usize = usize::MAX;
 /// A group with more of the traffic than this is everybody's: the message after it decides.
-const SHARE_OF_ALL: f32 = 2.0 / 3.0;
+const SHARE_OF_ALL: f64 = 2.0 / 3.0;
 /// Who holds this share of what the best one holds, holds it.
 const HELD_SHARE_MIN: f64 = 0.9;
 /// How far the slots of a replica change what a request weighs.
@@ -31,7 +35,10 @@ struct Considered {
     place: usize,
     /// How much the prompt's group wants it: decides between equals.
     score: u64,
+    /// Its requests, and as many of others as are believed.
     load: f64,
+    foreign: f64,
+    weight: f64,
     owner: bool,
     within_bound: bool,
     matched_bytes: u64,
@@ -44,6 +51,8 @@ pub(super) struct Scratch {
     matches: Matches,
     /// Those that may be asked.
     members: Vec<Considered>,
+    /// Where each replica's place is among these.
+    numbers: Vec<usize>,
     scores: Vec<u64>,
     candidates: Vec<Considered>,
     decisions: usize,
@@ -56,6 +65,8 @@ struct Prompt {
     shared_bytes: u64,
     anchor_bytes: u64,
     bytes_per_token: f64,
+    /// How fast prompts are read, on average.
+    tokens_per_second: f64,
     /// Whether owners are told from others at all.
     owned: bool,
 }
@@ -80,14 +91,7 @@ impl Router {
             return Err(Refusal::TooMany);
         }
         self.asked_last = now;
-        let pool = self.pools.get_mut(&ask.model).ok_or(Refusal::UnknownModel)?;
-        let total = pool.traffic.add(now);
-        let mut anchor = ask.prefix.anchor;
-        let mut share = self.groups.add(anchor.hash, total, now);
-        if share > SHARE_OF_ALL && ask.prefix.deeper.end_bytes > anchor.end_bytes {
-            anchor = ask.prefix.deeper;
-            share = self.groups.add(anchor.hash, total, now);
-        }
+        let anchor = self.find_owners(now, ask)?;
         let pool = &self.pools[&ask.model];
         self.survey(now, ask, pool, anchor.hash, scratch);
         if scratch.members.is_empty() {
@@ -95,14 +99,13 @@ impl Router {
         }
         self.mirror.look_up(ask.prefix, &mut scratch.matches);
         let best = scratch.matches.found.first().map_or(0, |found| found.end_bytes);
-        let count = f64::from(share) * pool.members.len() as f64 * self.settings.weights.owners_per_share;
-        let owners = (libm::ceil(count) as usize).clamp(1, scratch.members.len());
-        self.choose_candidates(owners, scratch);
+        let owners = self.choose_candidates(pool.plan.owners(anchor.hash), scratch);
         let prompt = Prompt {
             text_bytes: ask.prefix.text_bytes(),
             shared_bytes: best.max(anchor.end_bytes),
             anchor_bytes: anchor.end_bytes,
             bytes_per_token: pool.bytes_per_token,
+            tokens_per_second: mean_speed(&self.replicas, &scratch.members),
             owned: owners < scratch.members.len(),
         };
         for candidate in &mut scratch.candidates {
@@ -117,43 +120,66 @@ impl Router {
         Ok(self.reserve(now, ask, &prompt, best, scratch))
     }
 
+    /// Sees to it that the group of the prompt has the owners that it needs; tells its anchor.
+    fn find_owners(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Boundary, Refusal> {
+        self.plan(now, ask.model, Duration::MAX);
+        let pool = self.pools.get_mut(&ask.model).ok_or(Refusal::UnknownModel)?;
+        let total = pool.traffic.add(now);
+        let (replicas, owners_per_share) = (pool.members.len() as f64, self.settings.weights.owners_per_share);
+        let mut seen = Seen { anchor: ask.prefix.anchor, model: ask.model, pool: replicas, owners_per_share };
+        let mut wish = self.groups.add(&seen, total, now);
+        if wish.share > SHARE_OF_ALL && ask.prefix.deeper.end_bytes > seen.anchor.end_bytes {
+            seen.anchor = ask.prefix.deeper;
+            wish = self.groups.add(&seen, total, now);
+        }
+        if pool.plan.owners(wish.anchor).len() < wish.owners {
+            pool.plan.place(&wish);
+        }
+        Ok(seen.anchor)
+    }
+
     /// Who may be asked, with what each has to do, and which of them own the group.
     fn survey(&self, now: Instant, ask: &Ask<'_>, pool: &Pool, anchor: u64, scratch: &mut Scratch) {
         let bound = &self.settings;
         let tenant_least = self.tenant_least(ask, pool, &mut scratch.scores);
         scratch.members.clear();
+        scratch.numbers.resize(self.replicas.len(), NOWHERE);
         let (mut own, mut weights) = (0_u32, 0.0);
         for (place, identity) in pool.members.iter().zip(&pool.identities) {
+            scratch.numbers[*place] = NOWHERE;
             let Some(replica) = &self.replicas[*place] else { continue };
-            let tenants = score(ask.tenant, *identity) >= tenant_least;
+            let tenants = tenant_least == 0 || score(ask.tenant, *identity) >= tenant_least;
             if !tenants || Some(replica.id) == ask.excluded || !replica.may_be_asked(now) {
                 continue;
             }
             own += replica.in_flight;
             weights += replica.settings.weight;
+            scratch.numbers[*place] = scratch.members.len();
             scratch.members.push(Considered {
                 place: *place,
                 score: score(anchor, *identity),
-                load: 0.0,
+                load: f64::from(replica.in_flight),
+                foreign: replica.foreign(now),
+                weight: replica.settings.weight,
                 owner: false,
                 within_bound: true,
                 matched_bytes: 0,
                 cost_seconds: 0.0,
             });
         }
-        // What others are said to have there is believed up to what is here on average, and a little.
+        // What others are said to have there is believed up to twice what is here on average. More would be truer
+        // where others have much, but it is seconds old, and all gateways would run from and to the same replicas.
+        let floor = f64::from(bound.load_floor);
         let own_mean = f64::from(own) / (scratch.members.len().max(1)) as f64;
-        let foreign_most = (own_mean * 2.0).max(f64::from(bound.load_floor));
+        let foreign_most = (own_mean * 2.0).max(floor);
         let mut total = 1.0;
         for member in &mut scratch.members {
-            let Some(replica) = &self.replicas[member.place] else { continue };
-            member.load = f64::from(replica.in_flight) + replica.foreign(now, foreign_most);
+            member.load += member.foreign.min(foreign_most);
             total += member.load;
         }
         let each = bound.load_bound * total / weights;
         for member in &mut scratch.members {
-            let weight = self.replicas[member.place].as_ref().map_or(1.0, |replica| replica.settings.weight);
-            member.within_bound = member.load + 1.0 <= libm::ceil(each * weight).max(f64::from(bound.load_floor));
+            member.within_bound = member.load + 1.0 <= libm::ceil(each * member.weight).max(floor);
         }
     }
 
@@ -170,31 +196,43 @@ impl Router {
         *least
     }
 
-    /// Holders, owners, and who has the least to do, each once.
-    fn choose_candidates(&self, owners: usize, scratch: &mut Scratch) {
-        let Scratch { matches, members, candidates, decisions, .. } = scratch;
+    /// Holders, owners, and who has the least to do, each once; how many owners there are.
+    fn choose_candidates(&self, planned: &[usize], scratch: &mut Scratch) -> usize {
+        let Scratch { matches, members, numbers, candidates, decisions, .. } = scratch;
         *decisions = decisions.wrapping_add(1);
         candidates.clear();
-        if owners < members.len() {
-            members.select_nth_unstable_by(owners - 1, |a, b| b.score.cmp(&a.score).then(a.place.cmp(&b.place)));
+        let mut owners = 0;
+        let mut own = |at: usize, members: &mut Vec<Considered>, numbers: &mut Vec<usize>| {
+            members[at].owner = true;
+            members.swap(owners, at);
+            numbers[members[at].place] = at;
+            numbers[members[owners].place] = owners;
+            owners += 1;
+        };
+        for place in planned {
+            let at = numbers.get(*place).copied().unwrap_or(NOWHERE);
+            if at != NOWHERE && members.get(at).is_some_and(|member| member.place == *place) {
+                own(at, members, numbers);
+            }
         }
-        for member in &mut members[..owners] {
-            member.owner = true;
+        // Where none of them may be asked, the one that the group wants most.
+        if !members.iter().take(1).any(|member| member.owner)
+            && let Some(at) = (0..members.len()).max_by_key(|at| members[*at].score)
+        {
+            own(at, members, numbers);
         }
         let first = if owners > OWNERS_MAX { *decisions * OWNERS_MAX % owners } else { 0 };
         let shown = owners.min(OWNERS_MAX);
         candidates.extend((0..shown).map(|step| members[(first + step) % owners]));
-        for _ in 0..LIGHTEST_MAX {
-            let free = members.iter().filter(|member| candidates.iter().all(|other| other.place != member.place));
-            let lightest =
-                free.min_by(|a, b| a.load.total_cmp(&b.load).then(b.score.cmp(&a.score)).then(a.place.cmp(&b.place)));
-            candidates.extend(lightest.copied());
-        }
+        add_lightest(&members[owners..], candidates);
         for found in &matches.found {
+            let at = numbers.get(found.replica).copied().unwrap_or(NOWHERE);
+            let member = members.get(at).filter(|member| member.place == found.replica);
             if candidates.iter().all(|other| other.place != found.replica) {
-                candidates.extend(members.iter().find(|member| member.place == found.replica).copied());
+                candidates.extend(member.copied());
             }
         }
+        owners
     }
 
     fn cost_seconds(&self, now: Instant, prompt: &Prompt, candidate: &Considered) -> f64 {
@@ -209,9 +247,11 @@ impl Router {
         } else if prompt.owned {
             miss += weights.owner * weights.miss * prompt.tokens(prompt.anchor_bytes);
         }
-        let alone = prompt.tokens(prompt.text_bytes - prompt.shared_bytes);
-        let tokens = replica.pending(now) + alone + miss + load_tokens(weights, replica, candidate.load);
-        tokens / replica.prefill_tokens_per_second
+        // What it takes is a matter of the replica. What it costs others is charged at the same rate to all, so that
+        // an error in one replica's speed does not look like a reason to move what it holds.
+        let computed = replica.pending(now) + prompt.tokens(prompt.text_bytes - candidate.matched_bytes);
+        let charged = miss - prompt.tokens(lost_bytes) + load_tokens(weights, replica, candidate.load);
+        computed / replica.prefill_tokens_per_second + charged / prompt.tokens_per_second
     }
 
     /// When a replica of the pool may be asked again.
@@ -246,14 +286,14 @@ impl Router {
             pending_tokens: if ask.streamed { uncached } else { 0 },
             queue_tokens: uncached as f64,
             expected_cached_tokens,
-            alone: true,
+            was_whole: true,
             trial: false,
         };
         let mut expected_seconds = 0.0;
         if let Some(replica) = &mut self.replicas[chosen.place] {
             let before = replica.pending(now);
             open.replica = replica.id;
-            open.alone = before < 1.0;
+            open.was_whole = before < expected_cached_tokens as f64;
             open.queue_tokens += before;
             open.trial = replica.breaker.sent(now);
             expected_seconds = open.queue_tokens / replica.prefill_tokens_per_second;
@@ -297,6 +337,30 @@ impl Router {
         ticket.open = Some(open);
         Ticket { place, generation: ticket.generation }
     }
+}
+
+/// Adds those with the least to do; among equals those that the group wants most.
+fn add_lightest(members: &[Considered], candidates: &mut Vec<Considered>) {
+    let first = candidates.len();
+    let lighter = |a: &Considered, b: &Considered| {
+        a.load.total_cmp(&b.load).then(b.score.cmp(&a.score)).then(a.place.cmp(&b.place)).is_lt()
+    };
+    for member in members {
+        let full = candidates.len() == first + LIGHTEST_MAX;
+        if full && candidates.last().is_some_and(|last| !lighter(member, last)) {
+            continue;
+        }
+        if full {
+            candidates.pop();
+        }
+        let at = candidates[first..].partition_point(|other| lighter(other, member));
+        candidates.insert(first + at, *member);
+    }
+}
+
+fn mean_speed(replicas: &[Option<Replica>], members: &[Considered]) -> f64 {
+    let speed = |member: &Considered| replicas[member.place].as_ref().map_or(0.0, |one| one.prefill_tokens_per_second);
+    members.iter().map(speed).sum::<f64>() / members.len() as f64
 }
 
 fn load_tokens(weights: &Weights, replica: &Replica, load: f64) -> f64 {

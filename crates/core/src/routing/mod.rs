@@ -21,6 +21,7 @@ mod groups;
 mod index;
 mod invariants;
 mod mirror;
+mod plan;
 mod protocol;
 mod replica;
 mod router;

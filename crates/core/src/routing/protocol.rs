@@ -81,7 +81,7 @@ impl Weights {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { miss: 4.0, eviction: 4.0, owner: 0.9, in_flight: 600.0, over_slots: 1000.0, owners_per_share: 1.5 }
+        Self { miss: 4.0, eviction: 4.0, owner: 0.9, in_flight: 600.0, over_slots: 1000.0, owners_per_share: 2.5 }
     }
 }
 

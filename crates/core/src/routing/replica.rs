@@ -17,7 +17,7 @@ const CAPACITY_FACTOR_MAX: f64 = 8.0;
 /// How far one observation moves the capacity.
 const CAPACITY_STEP: f64 = 1.02;
 /// A prefill below this says more about the network than about the replica.
-const SAMPLE_TOKENS_MIN: f64 = 512.0;
+const SAMPLE_TOKENS_MIN: f64 = 2048.0;
 /// What one sample of the speed counts.
 const SAMPLE_WEIGHT: f64 = 0.1;
 /// What a replica says of its load is old after this.
@@ -98,10 +98,9 @@ impl Replica {
         self.silent_at = now;
     }
 
-    /// Requests that others have there, as far as it is believed: whatever it says, at most `bound`.
-    pub(super) fn foreign(&self, now: Instant, bound: f64) -> f64 {
-        let fresh = now.since(self.foreign_at) < REPORT_AGE_MAX;
-        if fresh { f64::from(self.foreign).min(bound) } else { 0.0 }
+    /// Requests that others have there, as it says itself.
+    pub(super) fn foreign(&self, now: Instant) -> f64 {
+        if self.foreign > 0 && now.since(self.foreign_at) < REPORT_AGE_MAX { f64::from(self.foreign) } else { 0.0 }
     }
 
     /// It says how many requests it has. What was sent from here always counts, whatever it says.

@@ -5,11 +5,13 @@ use super::{
     decide::Scratch,
     groups::{Groups, Traffic},
     mirror::Mirror,
+    plan::{Owner, Plan},
     protocol::{Ended, ModelKey, Outcome, ReplicaId, ReplicaSettings, Report, Settings, Ticket, Usage, Verdict, Why},
     replica::Replica,
 };
 use crate::time::Instant;
 use alloc::{collections::BTreeMap, vec::Vec};
+use core::time::Duration;
 
 /// The most replicas of one router.
 pub const REPLICAS_MAX: usize = 4096;
@@ -17,6 +19,10 @@ pub const REPLICAS_MAX: usize = 4096;
 const BYTES_PER_TOKEN_DEFAULT: f64 = 4.0;
 const BYTES_PER_TOKEN_RANGE: (f64, f64) = (0.5, 32.0);
 const BYTES_PER_TOKEN_SAMPLE_WEIGHT: f64 = 0.02;
+/// A plan is made anew after this.
+const PLAN_AGE_MAX: Duration = Duration::from_secs(5);
+/// Groups times replicas of one plan: a few milliseconds.
+const PLAN_WORK_MAX: usize = 1 << 20;
 /// Below this a difference between what was expected to be cached and what was is rounding.
 const CACHED_TOKENS_NOTED_MIN: u64 = 256;
 
@@ -27,6 +33,9 @@ pub(super) struct Pool {
     pub(super) identities: Vec<u64>,
     pub(super) traffic: Traffic,
     pub(super) bytes_per_token: f64,
+    /// Who owns what; made anew when `plan_at` is long ago, or replicas came or went.
+    pub(super) plan: Plan,
+    pub(super) plan_at: Option<Instant>,
 }
 
 /// A request on its way.
@@ -41,8 +50,8 @@ pub(super) struct Open {
     /// What lay before it and itself when it was sent.
     pub(super) queue_tokens: f64,
     pub(super) expected_cached_tokens: u64,
-    /// Nothing lay before it: what was cached then is as the mirror said, or the mirror was wrong.
-    pub(super) alone: bool,
+    /// What it was to find cached cannot have been under way: less lay before it.
+    pub(super) was_whole: bool,
     /// It decides whether its replica's breaker closes.
     pub(super) trial: bool,
 }
@@ -172,7 +181,10 @@ impl Router {
                 identities: Vec::new(),
                 traffic: Traffic::default(),
                 bytes_per_token: BYTES_PER_TOKEN_DEFAULT,
+                plan: Plan::default(),
+                plan_at: None,
             });
+            pool.plan_at = None;
             if !pool.members.contains(&place) {
                 pool.members.push(place);
                 pool.identities.push(replica.settings.identity);
@@ -185,6 +197,7 @@ impl Router {
             if let Some(at) = pool.members.iter().position(|member| *member == place) {
                 pool.members.swap_remove(at);
                 pool.identities.swap_remove(at);
+                pool.plan_at = None;
             }
         }
         self.pools.retain(|_, pool| !pool.members.is_empty());
@@ -269,11 +282,14 @@ impl Router {
             let sample = (open.text_bytes as f64 / usage.prompt_tokens as f64).clamp(least, most);
             pool.bytes_per_token += BYTES_PER_TOKEN_SAMPLE_WEIGHT * (sample - pool.bytes_per_token);
         }
-        let Some(cached) = usage.cached_tokens.filter(|_| open.alone) else { return };
+        let Some(cached) = usage.cached_tokens else { return };
         let expected = open.expected_cached_tokens;
         let Some((_, replica)) = self.replica_mut(open.replica) else { return };
         if expected >= CACHED_TOKENS_NOTED_MIN && cached < expected / 2 {
-            replica.capacity_seen(false);
+            // What was still being computed when the request came was not lost.
+            if open.was_whole {
+                replica.capacity_seen(false);
+            }
         } else if cached >= CACHED_TOKENS_NOTED_MIN && expected < cached / 2 {
             replica.capacity_seen(true);
         }
@@ -309,6 +325,29 @@ impl Router {
             self.mirror.reset();
             self.groups = Groups::new(self.settings.groups_max);
         }
+        let models: Vec<ModelKey> = self.pools.keys().copied().collect();
+        for model in models {
+            self.plan(now, model, PLAN_AGE_MAX);
+        }
+    }
+
+    /// Makes the plan of a model anew if it is older than this, or for other replicas.
+    pub(super) fn plan(&mut self, now: Instant, model: ModelKey, age_max: Duration) {
+        let Some(pool) = self.pools.get_mut(&model) else { return };
+        if pool.plan_at.is_some_and(|at| now.since(at) < age_max) {
+            return;
+        }
+        let owner = |(place, identity): (&usize, &u64)| {
+            let replica = self.replicas[*place].as_ref().filter(|replica| !replica.draining)?;
+            let capacity_bytes = replica.capacity_bytes(pool.bytes_per_token);
+            Some(Owner { place: *place, identity: *identity, weight: replica.settings.weight, capacity_bytes })
+        };
+        let owners: Vec<Owner> = pool.members.iter().zip(&pool.identities).filter_map(owner).collect();
+        let groups_max = (PLAN_WORK_MAX / owners.len().max(1)).max(1);
+        let seen = (pool.members.len() as f64, self.settings.weights.owners_per_share);
+        let wishes = self.groups.wishes(model, groups_max, seen, pool.traffic.count(now), now);
+        pool.plan = Plan::new(&owners, wishes);
+        pool.plan_at = Some(now);
     }
 
     /// Requests so far, and what is kept.

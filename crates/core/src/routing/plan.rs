@@ -1,0 +1,177 @@
+//! Who owns which group: rendezvous hashing with room for so much memory and load at each replica.
+//!
+//! Hashing alone gives some replicas half as much again as others: more prompts than they can keep, more load than
+//! they can bear, and then every gateway moves some of them, each its own. Here a group whose first choice is full
+//! goes to the next one in its own order. Groups are placed in an order that follows from themselves, by what is the
+//! same for all gateways as nearly as can be: which groups there are, and roughly how busy the busiest are. So
+//! gateways that do not talk to each other come to the same owners, but for few.
+
+use super::groups::score;
+use alloc::{collections::BTreeMap, vec::Vec};
+
+/// How much more than its share of the load a replica may own.
+const LOAD_SLACK: f64 = 1.1;
+/// A replica owns at most this much more memory than the mean, however much it is said to have.
+const MEMORY_SLACK: f64 = 1.25;
+/// Where even the mean is more than there is, each owns a little more than the mean.
+const MEMORY_OVER: f64 = 1.02;
+/// What of a replica's memory its own groups may take: the rest is for what follows their beginnings.
+const MEMORY_OWNED: f64 = 0.97;
+/// A replica that may own groups.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owner {
+    pub(super) place: usize,
+    pub(super) identity: u64,
+    pub(super) weight: f64,
+    pub(super) capacity_bytes: u64,
+}
+
+/// A group that wants owners.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) anchor: u64,
+    pub(super) share: f64,
+    pub(super) bytes: u64,
+    /// How many.
+    pub(super) owners: usize,
+    /// The share of the traffic that one of many owners is meant for.
+    pub(super) owner_load: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    owner: Owner,
+    load_max: f64,
+    load: f64,
+    bytes_max: f64,
+    bytes: f64,
+}
+
+impl Room {
+    /// How full it were with this much more; above one is too much.
+    fn fill(&self, load: f64, bytes: f64) -> f64 {
+        ((self.load + load) / self.load_max).max((self.bytes + bytes) / self.bytes_max)
+    }
+}
+
+/// The owners of the groups of one model.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    rooms: Vec<Room>,
+    /// The places of each group's owners, in the order in which they were chosen.
+    owners: BTreeMap<u64, Vec<usize>>,
+    /// What a group with one owner weighs.
+    single_load: f64,
+}
+
+impl Plan {
+    /// A new plan for these groups.
+    pub(super) fn new(owners: &[Owner], mut wishes: Vec<Wish>) -> Self {
+        let count = owners.len().max(1) as f64;
+        let (mut single, mut taken, mut bytes) = (0.0_f64, 0.0, 0.0);
+        for wish in &wishes {
+            bytes += wish.bytes as f64 * wish.owners as f64;
+            if wish.owners == 1 {
+                single += 1.0;
+            } else {
+                taken += wish.owners as f64 * wish.owner_load;
+            }
+        }
+        let weights: f64 = owners.iter().map(|owner| owner.weight).sum();
+        let mean_bytes = bytes / count;
+        let room = |owner: &Owner| {
+            let own = owner.capacity_bytes as f64 * MEMORY_OWNED;
+            let bytes_max = own.clamp(mean_bytes * MEMORY_OVER, mean_bytes * MEMORY_SLACK).max(1.0);
+            Room { owner: *owner, load_max: LOAD_SLACK * owner.weight / weights, load: 0.0, bytes_max, bytes: 0.0 }
+        };
+        let mut plan = Self {
+            rooms: owners.iter().map(room).collect(),
+            owners: BTreeMap::new(),
+            single_load: (1.0 - taken).max(0.0) / single.max(1.0),
+        };
+        wishes.sort_unstable_by(|a, b| b.owners.cmp(&a.owners).then(a.anchor.cmp(&b.anchor)));
+        for wish in wishes {
+            plan.place(&wish);
+        }
+        plan
+    }
+
+    /// The owners of a group, if it has any.
+    pub(super) fn owners(&self, anchor: u64) -> &[usize] {
+        self.owners.get(&anchor).map_or(&[], Vec::as_slice)
+    }
+
+    /// Gives a group as many owners as it wishes; those it has it keeps.
+    pub(super) fn place(&mut self, wish: &Wish) {
+        let load = if wish.owners == 1 { self.single_load } else { wish.owner_load };
+        let mut chosen = self.owners.remove(&wish.anchor).unwrap_or_default();
+        while chosen.len() < wish.owners.min(self.rooms.len()) {
+            let Some(room) = self.best(wish, load, &chosen) else { break };
+            let room = &mut self.rooms[room];
+            room.load += load;
+            room.bytes += wish.bytes as f64;
+            chosen.push(room.owner.place);
+        }
+        self.owners.insert(wish.anchor, chosen);
+    }
+
+    /// The first in the group's own order with room for it; if none has, the one with the most.
+    fn best(&self, wish: &Wish, load: f64, chosen: &[usize]) -> Option<usize> {
+        let others = self.rooms.iter().enumerate().filter(|(_, room)| !chosen.contains(&room.owner.place));
+        let key = |room: &Room| {
+            let fill = room.fill(load, wish.bytes as f64);
+            (if fill <= 1.0 { 0.0 } else { fill }, score(wish.anchor, room.owner.identity))
+        };
+        let best = others.map(|(number, room)| (number, key(room)));
+        let best = best.min_by(|(_, (a_fill, a_score)), (_, (b_fill, b_score))| {
+            a_fill.total_cmp(b_fill).then(b_score.cmp(a_score))
+        });
+        best.map(|(number, _)| number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::{vec, vec::Vec};
+
+    fn owners(count: usize, prompts: u64) -> Vec<Owner> {
+        let owner = |place| Owner { place, identity: 77 + place as u64, weight: 1.0, capacity_bytes: prompts * 1000 };
+        (0..count).map(owner).collect()
+    }
+
+    fn wish(anchor: u64, share: f64, owners: usize) -> Wish {
+        Wish { anchor, share, bytes: 950, owners, owner_load: 1.0 / 24.0 }
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_owns_more_than_fits_and_the_order_of_arrival_is_no_matter(
+            anchors in prop::collection::btree_set(any::<u64>(), 150..200),
+            swap in any::<prop::sample::Index>(),
+        ) {
+            let mut wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.7 / 200.0, 1)).collect();
+            wishes[0] = Wish { share: 0.3, owners: 8, ..wishes[0] };
+            let plan = Plan::new(&owners(16, 16), wishes.clone());
+            let mut counts = vec![0; 16];
+            for wish in &wishes {
+                prop_assert_eq!(plan.owners(wish.anchor).len(), wish.owners);
+                plan.owners(wish.anchor).iter().for_each(|place| counts[*place] += 1);
+            }
+            prop_assert!(counts.iter().all(|count| *count <= 16), "{:?}", counts);
+            let at = swap.index(wishes.len());
+            wishes.rotate_left(at);
+            let again = Plan::new(&owners(16, 16), wishes.clone());
+            prop_assert!(wishes.iter().all(|wish| plan.owners(wish.anchor) == again.owners(wish.anchor)));
+        }
+
+        #[test]
+        fn one_group_more_or_less_moves_few_others(anchors in prop::collection::btree_set(any::<u64>(), 140..160)) {
+            let wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.005, 1)).collect();
+            let (whole, less) = (Plan::new(&owners(16, 16), wishes.clone()), Plan::new(&owners(16, 16), wishes[1..].to_vec()));
+            let moved = wishes[1..].iter().filter(|wish| whole.owners(wish.anchor) != less.owners(wish.anchor)).count();
+            prop_assert!(moved <= 24, "{} of {} moved", moved, wishes.len());
+        }
+    }
+}
