@@ -278,3 +278,22 @@ def test_a_second_server_on_the_same_data_is_refused(server):
     wait_for(lambda: second.process.poll() is not None, "the second server gives up")
     assert second.process.returncode == 1
     assert server.complete("smollm2")[0] == 200
+
+
+def test_a_lost_file_of_a_version_that_is_not_current_is_seen_before_anybody_needs_it(tmp_path):
+    server = warmset.Server(tmp_path, memory="300MiB", reserve="64MiB")
+    with server:
+        server.cli("model", "add", "m", synthetic_model(tmp_path, "one"), "--engine", "synthetic")
+        [before] = (server.data / "store" / "blobs").iterdir()
+        two = synthetic_model(tmp_path, "two", 2)
+        candidate = server.cli_json("model", "add", "m", two, "--engine", "synthetic")["candidate"]
+        [lost] = set((server.data / "store" / "blobs").iterdir()) - {before}
+        lost.unlink()
+        for arguments in (["--data", str(server.data)], ["--server", server.admin_address]):
+            seen = run_command(["doctor", *arguments], check=False)
+            assert seen.returncode == 1 and f"m: {lost}" in seen.stdout, seen.stdout
+        for dry_run in (["--dry-run"], []):
+            refused = server.cli("model", "promote", "m", candidate, *dry_run, check=False)
+            assert refused.returncode == 1 and "gone from the store: add it again" in refused.stderr, refused.stderr
+        server.cli("model", "add", "m", two, "--engine", "synthetic")
+        assert server.cli_json("model", "promote", "m", candidate)["changed"] is True

@@ -1,5 +1,6 @@
 """`warmset admin reload`: what changed in the file is changed, everything else stays as it is (case L17)."""
 
+import json
 import time
 
 import pytest
@@ -136,7 +137,33 @@ def test_a_file_replaced_in_place_takes_over_without_a_gap_or_an_error(pool, tmp
 
     synthetic_model(tmp_path, "m", 18, failure="load_fails")
     with SteadyLoad(server, name="m") as load:
-        document = server.cli_json("admin", "reload")
+        result = server.cli("admin", "reload", "--json", check=False)
         load.more()
-    assert [failed["name"] for failed in document["failed"]] == ["m"]
+    document = json.loads(result.stdout)
+    assert result.returncode == 1 and [failed["name"] for failed in document["failed"]] == ["m"]
+    assert document["changed"] == [] and "1 model not changed" in result.stderr
     assert {digest for _, _, digest in load.answers} == {second} and server.digest("m") == second
+
+
+def test_what_is_in_the_store_needs_its_source_no_more(pool, tmp_path):
+    source = synthetic_model(tmp_path, "m")
+    server = pool(models=[{"name": "m", "source": source, "engine": "synthetic"}])
+    digest = server.digest("m")
+    source.unlink()
+    document = server.cli_json("admin", "reload")
+    assert document["changed"] == [] and document["unchanged"] == 1
+    server.stop()
+    server.start()
+    assert server.digest("m") == digest and server.complete("m")[0] == 200
+
+
+def test_after_a_rollback_the_file_changes_nothing(pool, tmp_path):
+    source = synthetic_model(tmp_path, "m")
+    server = pool(models=[{"name": "m", "source": source, "engine": "synthetic"}])
+    first = server.digest("m")
+    synthetic_model(tmp_path, "m", 2)
+    assert server.cli_json("admin", "reload")["changed"] == ["m"]
+    server.cli("model", "rollback", "m", "--by", "ada")
+    document = server.cli_json("admin", "reload")
+    assert server.digest("m") == first, "who went back wants to stay there"
+    assert (document["changed"], document["failed"], document["unchanged"]) == ([], [], 1)

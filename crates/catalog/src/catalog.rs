@@ -3,9 +3,11 @@
 use crate::{
     error::{CatalogError, means_damaged},
     migrations,
+    reserve::Reserve,
+    write::{Write, roll_back},
 };
 use sqlx::{
-    Row, Sqlite, SqlitePool, Transaction,
+    Row, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use std::{
@@ -22,6 +24,7 @@ const CONNECTIONS: u32 = 1;
 #[derive(Debug, Clone)]
 pub struct Catalog {
     pub(crate) pool: SqlitePool,
+    reserve: Reserve,
 }
 
 impl Catalog {
@@ -39,11 +42,15 @@ impl Catalog {
             // A database in memory lives as long as its connection.
             .idle_timeout(None)
             .max_lifetime(None)
+            .after_release(|connection, _| Box::pin(roll_back(connection)))
             .connect_with(options)
             .await
             .map_err(|error| open_error(error.into(), &path))?;
-        let catalog = Self { pool };
+        let mut catalog = Self { pool, reserve: Reserve::default() };
         catalog.prepare(&path).await.map_err(|error| open_error(error, &path))?;
+        if path.as_os_str() != ":memory:" {
+            catalog.reserve = Reserve::beside(&path);
+        }
         Ok(catalog)
     }
 
@@ -63,17 +70,18 @@ impl Catalog {
     }
 
     /// A transaction that holds the write lock from its start.
-    pub(crate) async fn write(&self) -> Result<Transaction<'static, Sqlite>, CatalogError> {
-        const BEGIN: &str = "BEGIN IMMEDIATE";
-        match self.pool.begin_with(BEGIN).await {
-            // A full disk makes SQLite roll back by itself, which the connection's own count of transactions does not
-            // notice: it is of no use any more, the database is.
-            Err(sqlx::Error::InvalidSavePointStatement) => {
-                self.pool.acquire().await?.close().await?;
-                Ok(self.pool.begin_with(BEGIN).await?)
-            }
-            begun => Ok(begun?),
-        }
+    pub(crate) async fn write(&self) -> Result<Write, CatalogError> {
+        Write::begin(self.pool.acquire().await?).await
+    }
+
+    /// Takes the room for removals back, as soon as there is any.
+    pub(crate) fn keep_room_for_removal(&self) {
+        self.reserve.restore();
+    }
+
+    /// Whether a removal that failed so can be tried again, with the room that is kept for it: it is what makes room.
+    pub(crate) fn has_room_for_removal(&self, failed: &CatalogError) -> bool {
+        matches!(failed, CatalogError::DiskFull) && self.reserve.spend()
     }
 }
 

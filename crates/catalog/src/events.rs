@@ -7,7 +7,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use warmset_core::{Digest, ModelName};
 
 /// Events that are kept; the oldest go first.
@@ -64,7 +64,7 @@ impl Catalog {
 }
 
 /// Writes events as part of a larger step.
-pub(crate) async fn append(transaction: &mut Transaction<'_, Sqlite>, events: &[NewEvent]) -> Result<(), CatalogError> {
+pub(crate) async fn append(transaction: &mut SqliteConnection, events: &[NewEvent]) -> Result<(), CatalogError> {
     let now = unix_milliseconds();
     for event in events {
         sqlx::query("INSERT INTO events (unix_milliseconds, kind, model, digest, detail) VALUES (?, ?, ?, ?, ?)")
@@ -73,18 +73,18 @@ pub(crate) async fn append(transaction: &mut Transaction<'_, Sqlite>, events: &[
             .bind(event.model.as_ref().map(ModelName::as_str))
             .bind(event.digest.map(|digest| digest.to_string()))
             .bind(to_json(&event.detail)?)
-            .execute(&mut **transaction)
+            .execute(&mut *transaction)
             .await?;
     }
     let kept = i64::try_from(EVENTS_MAX).unwrap_or(i64::MAX);
     let sql = format!("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ? AND kind NOT IN {DECISIONS}");
-    sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut **transaction).await?;
+    sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut *transaction).await?;
     if events.iter().any(|event| DECISIONS.contains(&format!("'{}'", event.kind))) {
         let sql = format!(
             "DELETE FROM events WHERE kind IN {DECISIONS} AND id <=
              (SELECT id FROM events WHERE kind IN {DECISIONS} ORDER BY id DESC LIMIT 1 OFFSET ?)"
         );
-        sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut **transaction).await?;
+        sqlx::query(sqlx::AssertSqlSafe(sql)).bind(kept).execute(&mut *transaction).await?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::{
     error::CatalogError,
     models::digest_at,
 };
-use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use std::time::Duration;
 use warmset_core::{
     Digest, JobId, Priority, TenantId,
@@ -196,25 +196,21 @@ impl Catalog {
 }
 
 async fn job_with_key(
-    transaction: &mut Transaction<'_, Sqlite>,
+    transaction: &mut SqliteConnection,
     tenant: &TenantId,
     key: &str,
 ) -> Result<Option<JobRecord>, CatalogError> {
     let sql = sqlx::AssertSqlSafe(format!("SELECT {COLUMNS} FROM jobs WHERE tenant = ? AND idempotency_key = ?"));
-    let row = sqlx::query(sql).bind(tenant.as_str()).bind(key).fetch_optional(&mut **transaction).await?;
+    let row = sqlx::query(sql).bind(tenant.as_str()).bind(key).fetch_optional(&mut *transaction).await?;
     row.as_ref().map(read_job).transpose()
 }
 
-async fn is_full(
-    transaction: &mut Transaction<'_, Sqlite>,
-    new: &NewJob,
-    limits: &JobLimits,
-) -> Result<bool, CatalogError> {
+async fn is_full(transaction: &mut SqliteConnection, new: &NewJob, limits: &JobLimits) -> Result<bool, CatalogError> {
     let row = sqlx::query(
         "SELECT count(*) AS kept, count(*) - count(finished_unix_milliseconds) AS unfinished,
          coalesce(sum(length(body) + coalesce(length(answer), 0)), 0) AS bytes FROM jobs",
     )
-    .fetch_one(&mut **transaction)
+    .fetch_one(&mut *transaction)
     .await?;
     let figure = |name| row.try_get(name).map(count);
     let bytes = figure("bytes")?.saturating_add(new.body.len() as u64);

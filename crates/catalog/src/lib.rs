@@ -12,8 +12,10 @@ mod jobs;
 mod measurements;
 mod migrations;
 mod models;
+mod reserve;
 mod versions;
 mod warmth;
+mod write;
 
 pub use aliases::ALIASES_MAX;
 pub use batches::{BATCHES_MAX, FILES_BYTES_MAX, FILES_MAX};

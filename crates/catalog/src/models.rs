@@ -6,7 +6,7 @@ use crate::{
     versions,
 };
 use serde::{Deserialize, Serialize};
-use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use std::collections::BTreeMap;
 use warmset_core::{Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, targets::Targets};
 
@@ -176,6 +176,14 @@ impl Catalog {
     /// Removes a model with its versions and aliases and returns what it was. Its measurements stay, should it come back.
     pub async fn remove_model(&self, name: &ModelName) -> Result<Model, CatalogError> {
         let model = self.model(name).await?;
+        match self.delete_model(name).await {
+            Err(error) if self.has_room_for_removal(&error) => self.delete_model(name).await?,
+            done => done?,
+        }
+        Ok(model)
+    }
+
+    async fn delete_model(&self, name: &ModelName) -> Result<(), CatalogError> {
         let mut transaction = self.write().await?;
         let digests: Vec<String> = sqlx::query_scalar("DELETE FROM versions WHERE model = ? RETURNING digest")
             .bind(name.as_str())
@@ -192,8 +200,7 @@ impl Catalog {
         for digest in digests {
             sqlx::query("DELETE FROM digests WHERE digest = ?").bind(digest).execute(&mut *transaction).await?;
         }
-        transaction.commit().await?;
-        Ok(model)
+        transaction.commit().await
     }
 
     /// The model with this name. Aliases are not looked at: see [`Catalog::resolve`].
@@ -242,13 +249,10 @@ impl Catalog {
 }
 
 /// Whether neither a model nor an alias has this name.
-pub(crate) async fn ensure_free(
-    transaction: &mut Transaction<'_, Sqlite>,
-    name: &ModelName,
-) -> Result<(), CatalogError> {
+pub(crate) async fn ensure_free(transaction: &mut SqliteConnection, name: &ModelName) -> Result<(), CatalogError> {
     let taken = sqlx::query("SELECT 1 FROM models WHERE name = ?1 UNION ALL SELECT 1 FROM aliases WHERE alias = ?1")
         .bind(name.as_str())
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(&mut *transaction)
         .await?;
     if taken.is_some() { Err(CatalogError::NameTaken(name.clone())) } else { Ok(()) }
 }

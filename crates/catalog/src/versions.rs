@@ -12,7 +12,7 @@ use crate::{
     models::{Model, ModelSettings, NewModel, digest_at, json_at, name_at, to_json},
 };
 use serde::{Deserialize, Serialize};
-use sqlx::{Row, Sqlite, Transaction, sqlite::SqliteRow};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 use std::collections::BTreeMap;
 use warmset_core::{Digest, ModelName, rollout::Canary};
 
@@ -120,6 +120,13 @@ impl Catalog {
         Ok(sqlx::query_scalar("SELECT manifest FROM digests ORDER BY digest").fetch_all(&self.pool).await?)
     }
 
+    /// What each version of each model consists of, in the order of names.
+    pub async fn version_manifests(&self) -> Result<Vec<(ModelName, String)>, CatalogError> {
+        let sql = "SELECT model, manifest FROM versions JOIN digests USING (digest) ORDER BY model, digest";
+        let rows = sqlx::query(sql).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| Ok((name_at(row, "model")?, row.try_get("manifest")?))).collect()
+    }
+
     /// Keeps what a version must answer, or that nothing is asked of it.
     pub async fn set_canary(&self, digest: &Digest, canary: Option<&Canary>) -> Result<(), CatalogError> {
         let mut transaction = self.write().await?;
@@ -196,6 +203,14 @@ impl Catalog {
         if self.model(model).await?.digest == *digest {
             return Err(CatalogError::VersionInUse { name: model.clone(), digest: *digest });
         }
+        match self.delete_version(digest).await {
+            Err(error) if self.has_room_for_removal(&error) => self.delete_version(digest).await?,
+            done => done?,
+        }
+        Ok(version)
+    }
+
+    async fn delete_version(&self, digest: &Digest) -> Result<(), CatalogError> {
         let text = digest.to_string();
         let mut transaction = self.write().await?;
         for statement in [
@@ -205,8 +220,7 @@ impl Catalog {
         ] {
             sqlx::query(statement).bind(&text).execute(&mut *transaction).await?;
         }
-        transaction.commit().await?;
-        Ok(version)
+        transaction.commit().await
     }
 
     /// The newest events of these kinds for a model, newest first, at most `limit`.
@@ -241,14 +255,14 @@ fn switched(switch: &Switch) -> NewEvent {
 
 /// Writes a digest and its version.
 pub(crate) async fn insert(
-    transaction: &mut Transaction<'_, Sqlite>,
+    transaction: &mut SqliteConnection,
     new: &NewModel,
     approved_by: Option<&str>,
 ) -> Result<(), CatalogError> {
     let digest = new.digest.to_string();
     let taken = sqlx::query("SELECT model FROM versions WHERE digest = ?")
         .bind(&digest)
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(&mut *transaction)
         .await?;
     if let Some(row) = taken {
         return Err(CatalogError::DigestTaken { digest: new.digest, name: name_at(&row, "model")? });
@@ -258,7 +272,7 @@ pub(crate) async fn insert(
         .bind(&digest)
         .bind(&new.manifest)
         .bind(now)
-        .execute(&mut **transaction)
+        .execute(&mut *transaction)
         .await?;
     sqlx::query(
         "INSERT INTO versions (digest, model, source, settings, added_unix_milliseconds,
@@ -271,7 +285,7 @@ pub(crate) async fn insert(
     .bind(now)
     .bind(approved_by.map(|_| now))
     .bind(approved_by)
-    .execute(&mut **transaction)
+    .execute(&mut *transaction)
     .await?;
     Ok(())
 }

@@ -13,6 +13,8 @@ impl Catalog {
     /// Replaces what is remembered of a worker.
     pub async fn remember(&self, worker: WorkerId, models: &[Recollection]) -> Result<(), CatalogError> {
         let now = unix_milliseconds();
+        // This is called again and again for as long as a server runs.
+        self.keep_room_for_removal();
         let mut transaction = self.write().await?;
         sqlx::query("DELETE FROM warmth WHERE worker = ?").bind(i64::from(worker.0)).execute(&mut *transaction).await?;
         for model in models {

@@ -26,6 +26,12 @@ impl Targets {
         *self == Self::default()
     }
 
+    /// The promised seconds to the first token of a request that finds its model cold, or ready.
+    pub fn first_token_seconds(&self, is_cold: bool) -> Option<f64> {
+        let target = if is_cold { self.ttft_p99_cold_ms } else { self.ttft_p99_warm_ms };
+        target.map(|milliseconds| f64::from(milliseconds) / 1_000.0)
+    }
+
     fn cold(&self) -> Option<Duration> {
         self.ttft_p99_cold_ms.map(|milliseconds| Duration::from_millis(u64::from(milliseconds)))
     }

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
     Instant, Machine, ModelName, Priority, RequestId, TenantId, WorkerId,
     gateway::{self, ColdPolicy, Gateway, Refusal, Route},
+    targets::Targets,
     worker,
 };
 use world::{Behaviour, Note, Random, World, id, settings, spec};
@@ -154,6 +155,7 @@ fn any_pool(random: &mut Random) -> Pool {
             critical_reserve: u32::from(random.chance(30)),
             cold: if random.chance(20) { ColdPolicy::Reject } else { ColdPolicy::Wait },
             rewarm_seconds: 1.0,
+            targets: Targets { ttft_p99_warm_ms: random.chance(30).then_some(500), ..Targets::default() },
         }));
     }
     pool

@@ -105,6 +105,8 @@ pub enum Unresolved {
     Held {
         /// What a load of the model takes.
         rewarm_seconds: f64,
+        /// Whether it would have been answered, had it waited longer.
+        waits: bool,
     },
 }
 
@@ -121,15 +123,16 @@ impl Directory {
         if !entry.held {
             return Ok(entry);
         }
-        let held = Unresolved::Held { rewarm_seconds: entry.route.rewarm_seconds };
-        let place = Place::take(&self.waiting).filter(|_| entry.route.cold != ColdPolicy::Reject).ok_or(held)?;
+        let held = |waits| Unresolved::Held { rewarm_seconds: entry.route.rewarm_seconds, waits };
+        let place = Place::take(&self.waiting).filter(|_| entry.route.cold != ColdPolicy::Reject);
+        let place = place.ok_or(held(false))?;
         let mut changes = self.current.subscribe();
         let settled = changes.wait_for(|snapshot| snapshot.resolve(name).is_none_or(|entry| !entry.held));
         let waited = tokio::time::timeout(patience, settled).await;
         drop(place);
         match waited {
             Ok(_) => self.resolve(name).ok_or(Unresolved::Unknown),
-            Err(_) => Err(held),
+            Err(_) => Err(held(true)),
         }
     }
 
@@ -169,7 +172,7 @@ impl Drop for Place<'_> {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
-    use warmset_core::{Priority, gateway::ColdPolicy};
+    use warmset_core::{Priority, gateway::ColdPolicy, targets::Targets};
 
     fn entry(name: &str, byte: u8, aliases: &[&str]) -> Entry {
         Entry {
@@ -181,6 +184,7 @@ mod tests {
                 critical_reserve: 0,
                 cold: ColdPolicy::Wait,
                 rewarm_seconds: 1.0,
+                targets: Targets::default(),
             },
             aliases: aliases.iter().map(|alias| ModelName::parse(alias).unwrap()).collect(),
             created_unix_seconds: 7,
@@ -234,17 +238,17 @@ mod tests {
     async fn waiting_for_a_held_name_has_its_limits() {
         let directory = Directory::default();
         directory.replace(vec![Entry { held: true, ..entry("a", 1, &[]) }], vec![]);
-        let held = Unresolved::Held { rewarm_seconds: 1.0 };
-        assert_eq!(directory.resolve_waiting("a", Duration::ZERO).await, Err(held));
+        let held = |waits| Unresolved::Held { rewarm_seconds: 1.0, waits };
+        assert_eq!(directory.resolve_waiting("a", Duration::ZERO).await, Err(held(true)));
         assert_eq!(directory.resolve_waiting("x", Duration::from_secs(1)).await, Err(Unresolved::Unknown));
         let places: Vec<Place<'_>> = (0..HELD_CALLERS_MAX).filter_map(|_| Place::take(&directory.waiting)).collect();
         assert_eq!(places.len(), HELD_CALLERS_MAX);
-        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held));
+        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held(false)));
         drop(places);
         assert_eq!(directory.waiting.load(Ordering::Relaxed), 0);
         let mut refusing = entry("a", 1, &[]);
         (refusing.held, refusing.route.cold) = (true, ColdPolicy::Reject);
         directory.replace(vec![refusing], vec![]);
-        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held));
+        assert_eq!(directory.resolve_waiting("a", Duration::from_secs(60)).await, Err(held(false)));
     }
 }

@@ -110,7 +110,7 @@ impl ApiError {
     pub(crate) fn unresolved(unresolved: Unresolved, model: &str) -> Self {
         match unresolved {
             Unresolved::Unknown => Self::model_not_found(model),
-            Unresolved::Held { rewarm_seconds } => {
+            Unresolved::Held { rewarm_seconds, .. } => {
                 let retry_after = Duration::from_secs_f64(rewarm_seconds.clamp(1.0, RETRY_SECONDS_MAX));
                 Refusal::ModelLoading { retry_after }.into()
             }

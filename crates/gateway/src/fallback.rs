@@ -132,6 +132,7 @@ mod tests {
     use warmset_core::{
         ModelName, Priority,
         gateway::{ColdPolicy, Route},
+        targets::Targets,
     };
 
     fn entry(name: &str, byte: u8, fallback: Option<&str>) -> Entry {
@@ -144,6 +145,7 @@ mod tests {
                 critical_reserve: 0,
                 cold: ColdPolicy::Reject,
                 rewarm_seconds: 1.0,
+                targets: Targets::default(),
             },
             aliases: Vec::new(),
             created_unix_seconds: 7,

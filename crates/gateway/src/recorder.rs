@@ -193,7 +193,7 @@ pub fn replay(path: &Path) -> Result<Replay, RecordError> {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use warmset_core::{Digest, ModelName, Priority, RequestId, TenantId, WorkerId, gateway::Route};
+    use warmset_core::{Digest, ModelName, Priority, RequestId, TenantId, WorkerId, gateway::Route, targets::Targets};
 
     fn recorded(path: &Path) {
         let settings = Settings::default();
@@ -208,6 +208,7 @@ mod tests {
             critical_reserve: 0,
             cold: warmset_core::gateway::ColdPolicy::Wait,
             rewarm_seconds: 1.25,
+            targets: Targets::default(),
         };
         let mut events = vec![Event::Configure(route), Event::WorkerUp { worker: WorkerId(0) }];
         for request in (1..=3).map(RequestId) {

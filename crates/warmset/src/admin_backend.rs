@@ -139,10 +139,12 @@ impl Server {
         let (measured, lines) = (self.measured().await?, self.lines().await?);
         let stored = self.repository.all().await?;
         let queued = self.queued().await;
+        let mut version_files = self.repository.version_files().await?;
         let models = stored.iter().map(|stored| {
             let digest = &stored.model.digest;
             let mut document = with_line(stored, lines.get(digest), measured.get(digest));
             self.add_figures(&mut document, stored, &queued);
+            document["version_files"] = json!(version_files.remove(&stored.model.name).unwrap_or_default());
             document
         });
         Ok(json!({ "models": models.collect::<Vec<_>>(), "fetches": self.repository.fetches.documents() }))

@@ -4,13 +4,13 @@ use crate::{
     admin_backend::Server,
     config::{self, Config},
     promotion::PromoteOptions,
-    repository::{Applied, CONFIGURATION, ModelOptions, Wish},
+    repository::{Added, Applied, CONFIGURATION, ModelOptions, Wish},
 };
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use tokio::sync::Mutex;
-use warmset_catalog::ModelSettings;
+use warmset_catalog::{Model, ModelSettings};
 use warmset_core::{Digest, ModelName};
 
 /// What the server was configured with.
@@ -58,21 +58,20 @@ impl Server {
             bail!("{}", misplaced.join("; "));
         }
         self.repository.set_sources(next.sources.clone());
-        let before = self.settings_by_digest().await?;
+        let before = self.repository.catalog.models().await?;
         let difference = self.difference(&current.models, &next.models).await;
         let unchanged = difference.unchanged;
         let applied = self.repository.apply(difference.wishes, &difference.removed).await;
         let applied = applied.inspect_err(|_| self.repository.set_sources(current.sources.clone()))?;
         *current = Current { models: next.models.clone(), sources: next.sources.clone() };
         let reloading = self.follow(&applied, &before).await?;
-        let named = |fresh: bool| {
-            let added = applied.added.iter().filter(move |added| added.is_new() == fresh);
-            added.map(|added| added.model.name.to_string()).collect::<Vec<_>>()
-        };
+        let (added, mut changed) = told(&applied, &before);
+        let unchanged = unchanged + applied.added.len() - added.len() - changed.len();
         let failed = self.promote_candidates(&applied).await;
+        changed.retain(|name| !failed.iter().any(|failed| failed["name"] == name.as_str()));
         let document = json!({
             "failed": failed,
-            "added": named(true), "changed": named(false), "reloading": reloading, "unchanged": unchanged,
+            "added": added, "changed": changed, "reloading": reloading, "unchanged": unchanged,
             "removed": applied.removed.iter().map(|model| model.name.to_string()).collect::<Vec<_>>(),
             "needs_restart": needs_restart(&configured.at_start, &next),
         });
@@ -86,11 +85,6 @@ impl Server {
         // The first tier is the host.
         let checked = model.check_place(&self.pools, self.tiers.len() - 1);
         checked.err().map(|reason| format!("the configured model {}: {reason}", model.name))
-    }
-
-    async fn settings_by_digest(&self) -> Result<BTreeMap<Digest, ModelSettings>> {
-        let models = self.repository.catalog.models().await?;
-        Ok(models.into_iter().map(|model| (model.digest, model.settings)).collect())
     }
 
     /// What differs between two lists. A model whose source has changed since it was taken counts as changed, too.
@@ -114,7 +108,9 @@ impl Server {
     }
 
     /// Lets worker and gateway follow the catalog. Returns the models whose engine has to start again.
-    async fn follow(&self, applied: &Applied, before: &BTreeMap<Digest, ModelSettings>) -> Result<Vec<String>> {
+    async fn follow(&self, applied: &Applied, before: &[Model]) -> Result<Vec<String>> {
+        let before: BTreeMap<Digest, &ModelSettings> =
+            before.iter().map(|model| (model.digest, &model.settings)).collect();
         let mut reloading = Vec::new();
         for added in &applied.added {
             self.configure(&self.repository.get(&added.model.name).await?).await?;
@@ -148,6 +144,22 @@ impl Server {
         }
         failed
     }
+}
+
+/// Names that are new, and those that mean something else or are kept otherwise than before.
+fn told(applied: &Applied, before: &[Model]) -> (Vec<ModelName>, Vec<ModelName>) {
+    let same = |added: &Added| {
+        let kept = |model: &&Model| {
+            let now = &added.model;
+            (&model.name, model.digest, &model.settings, &model.aliases)
+                == (&now.name, now.digest, &now.settings, &now.aliases)
+        };
+        added.candidate.is_none() && before.iter().any(|model| kept(&model))
+    };
+    let names = |wanted: &dyn Fn(&Added) -> bool| {
+        applied.added.iter().filter(|added| wanted(added)).map(|added| added.model.name.clone()).collect()
+    };
+    (names(&|added| added.is_new()), names(&|added| !added.is_new() && !same(added)))
 }
 
 /// What an engine is told once, when it starts.

@@ -207,6 +207,7 @@ pub(crate) fn route(stored: &Stored, measured: Option<&Measurement>) -> Route {
         critical_reserve: settings.critical_reserve,
         cold: settings.cold,
         rewarm_seconds: rewarm_seconds(stored, measured),
+        targets: settings.slo,
     }
 }
 

@@ -98,6 +98,12 @@ impl Model {
         self.permits().saturating_sub(self.route.critical_reserve).max(1)
     }
 
+    /// How long the last in its queue is expected to wait for a permit.
+    fn wait_seconds(&self) -> f64 {
+        let service = self.service_seconds.unwrap_or(SERVICE_SECONDS_ASSUMED);
+        service * (self.queue.len() as f64) / f64::from(self.permits())
+    }
+
     /// Whom a free permit would go to.
     pub(super) fn next(&self, now: Instant, aging: Duration) -> Option<RequestId> {
         if self.in_flight >= self.permits() {
@@ -308,11 +314,16 @@ impl Gateway {
     fn keep_waiting(&mut self, now: Instant, id: RequestId, digest: Digest, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get(&digest) else { return };
         let total: u32 = self.waiting.iter().sum();
-        let of_model = model.queue.len();
-        if total > self.settings.queue_limit || of_model > self.settings.queue_limit_per_model as usize {
-            let service = model.service_seconds.unwrap_or(SERVICE_SECONDS_ASSUMED);
-            let seconds = service * (of_model as f64) / f64::from(model.permits()) + self.cold_seconds(now, model);
-            let refusal = Refusal::QueueFull { retry_after: self.hint(seconds) };
+        let cold_seconds = self.cold_seconds(now, model);
+        let wait_seconds = model.wait_seconds() + cold_seconds;
+        if total > self.settings.queue_limit || model.queue.len() > self.settings.queue_limit_per_model as usize {
+            let refusal = Refusal::QueueFull { retry_after: self.hint(wait_seconds) };
+            self.refuse(id, refusal, actions);
+            return;
+        }
+        if let Some(late_seconds) = self.late_seconds(id, total, model, cold_seconds) {
+            // Asked again when it would be in time.
+            let refusal = Refusal::QueueFull { retry_after: self.hint(late_seconds) };
             self.refuse(id, refusal, actions);
             return;
         }
@@ -322,6 +333,20 @@ impl Gateway {
             request.position_told = Some(position);
             actions.push(Action::Position { request: id, position });
         }
+    }
+
+    /// By how much a request would miss its model's target, if that is a reason not to keep it: places become scarce, and
+    /// one that is answered too late takes the place of one that would be in time. Estimates are of what was measured;
+    /// critical requests wait as long as there is room.
+    fn late_seconds(&self, id: RequestId, total: u32, model: &Model, cold_seconds: f64) -> Option<f64> {
+        let scarce = total > self.settings.queue_limit / 2;
+        let critical = self.requests.get(&id).is_none_or(|request| request.class == Priority::Critical);
+        if !scarce || critical || model.service_seconds.is_none() {
+            return None;
+        }
+        let target = model.route.targets.first_token_seconds(cold_seconds > 0.0)?;
+        let late_seconds = model.wait_seconds() + cold_seconds - target;
+        (late_seconds > 0.0).then_some(late_seconds)
     }
 
     fn started(&mut self, now: Instant, id: RequestId) {

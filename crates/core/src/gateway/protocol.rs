@@ -3,6 +3,7 @@
 
 use crate::{
     ids::{Digest, ModelName, Priority, RequestId, TenantId, WorkerId},
+    targets::Targets,
     worker::{CancelCause, ModelState, Rejection, StartKind},
 };
 use core::time::Duration;
@@ -38,6 +39,9 @@ pub struct Route {
     pub cold: ColdPolicy,
     /// Expected seconds from cold to ready, for retry hints.
     pub rewarm_seconds: f64,
+    /// What its callers were promised.
+    #[serde(default)]
+    pub targets: Targets,
 }
 
 /// What can happen to a gateway.

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     ids::{Digest, ModelName, Priority, RequestId, TenantId, WorkerId},
     machine::Machine,
+    targets::Targets,
     time::Instant,
     worker::{CancelCause, LoadError, ModelState, Rejection, StartKind},
 };
@@ -23,6 +24,7 @@ pub(super) fn route(digest: Digest) -> Route {
         critical_reserve: 0,
         cold: ColdPolicy::Wait,
         rewarm_seconds: 30.0,
+        targets: Targets::default(),
     }
 }
 
@@ -170,6 +172,30 @@ fn both_queue_limits_refuse_with_an_honest_hint() {
     elsewhere(12);
     assert_eq!(elsewhere(13), [place(13, 1)]);
     assert!(matches!(elsewhere(14)[..], [Action::Refuse { refusal: Refusal::QueueFull { .. }, .. }]));
+}
+
+#[test]
+fn where_places_are_scarce_those_that_would_be_late_are_refused() {
+    let settings = Settings { queue_limit: 8, ..Settings::default() };
+    let targets = Targets { ttft_p99_warm_ms: Some(4_000), ttft_p99_cold_ms: None };
+    let mut bench = Bench::with(settings, Route { max_concurrency: 1, targets, ..route(MODEL) });
+    bench.state(ModelState::Ready);
+    bench.arrive(1);
+    bench.start(1);
+    bench.now = bench.now + seconds(2);
+    bench.finish(1);
+    // One runs and four wait: the last of them is late, but half of all places are free.
+    for request in 2..=6 {
+        bench.arrive(request);
+    }
+    assert_eq!(bench.gateway.waiting_for(MODEL), 4);
+    // Five requests of 2 s each are before this one's first token, which was promised within 4 s.
+    let late = Refusal::QueueFull { retry_after: seconds(6) };
+    assert_eq!(bench.arrive(7), [refused(7, late)]);
+    assert_eq!(bench.arrive_as(8, Priority::Critical), [place(8, 1)], "what is critical waits where there is room");
+    // Without a target everybody waits for as long as there is room.
+    bench.event(Event::Configure(Route { max_concurrency: 1, ..route(MODEL) }));
+    assert_eq!(bench.arrive(9), [place(9, 6)]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod conversation;
 mod dialect;
 mod embeddings;
 mod fields;
+mod held;
 mod logprobs;
 mod messages_ask;
 mod messages_encode;
@@ -19,7 +20,7 @@ mod stream;
 
 use crate::{
     clock::unix_seconds,
-    directory::Entry,
+    directory::{Entry, Unresolved},
     errors::ApiError,
     frontend::{Frontend, Submission, Update},
     jobs::{self, Deferral},
@@ -72,6 +73,9 @@ pub struct ApiConfig {
     pub patience: Duration,
     /// How long a stream's status line waits for its engine to begin, so that its headers are exact.
     pub stream_grace: Duration,
+    /// How long a stream's status line waits while its name is changing its meaning, so that it can say which version
+    /// answers. A stream that waits longer begins without.
+    pub held_grace: Duration,
     /// How often a stream that waits says so.
     pub heartbeat_interval: Duration,
 }
@@ -83,6 +87,7 @@ impl Default for ApiConfig {
             body_timeout: Duration::from_secs(60),
             patience: Duration::from_secs(600),
             stream_grace: Duration::from_millis(200),
+            held_grace: Duration::from_secs(15),
             heartbeat_interval: Duration::from_secs(10),
         }
     }
@@ -118,7 +123,8 @@ pub(crate) async fn messages(State(api): State<Api>, request: Request) -> Respon
 pub(crate) async fn count_tokens(State(api): State<Api>, request: Request) -> Response {
     let mut call = Call::new(&api.frontend, request.extensions());
     let headers = request.headers().clone();
-    let counted = match read(&api, &mut call, messages_ask::counting, request).await {
+    let read = read(&api, messages_ask::counting, request).await;
+    let counted = match find(&api, &mut call, read, &headers).await {
         Ok((_, mut asked, entry)) => {
             let class = class_of(&call, &entry, asked.tier);
             let mut answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, &headers));
@@ -168,7 +174,14 @@ impl Dialect {
 async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
     let mut call = Call::new(&api.frontend, request.extensions());
     let headers = request.headers().clone();
-    match read(&api, &mut call, move |body| dialect.read(body), request).await {
+    let read = match read(&api, move |body| dialect.read(body), request).await {
+        // An answer that is asked for later is given its place at once, or not.
+        Ok((_, asked)) if asked.stream && !asked.background && waits_long(&api, &asked.model).await => {
+            return held::respond(&api, call, dialect, asked, headers);
+        }
+        read => find(&api, &mut call, read, &headers).await,
+    };
+    match read {
         Ok((body, mut asked, entry)) => {
             // A stream says itself what it waits for.
             let class = class_of(&call, &entry, asked.tier);
@@ -183,7 +196,7 @@ async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
                 return response;
             }
             let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, headers));
-            let encoder = encoder(dialect, &mut asked, &entry, &call);
+            let encoder = encoder(dialect, &mut asked, Some(&entry), &call);
             if asked.stream {
                 stream_response(&api, (call, dialect), answers, encoder, asked.choices).await
             } else {
@@ -194,18 +207,33 @@ async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
     }
 }
 
-/// Reads a request and finds its model.
+/// Reads a request.
 async fn read(
     api: &Api,
-    call: &mut Call,
     parse: impl FnOnce(&[u8]) -> Result<Generation, ApiError> + Send + 'static,
     request: Request,
-) -> Result<(Bytes, Generation, Arc<Entry>), ApiError> {
-    let headers = request.headers().clone();
+) -> Result<(Bytes, Generation), ApiError> {
     let body = read_body(&api.config, request).await?;
     let asked = parse_aside(body.clone(), parse).await?;
-    let entry = resolve(api, call, &asked.model, &headers).await?;
+    Ok((body, asked))
+}
+
+/// Finds the model of a request that could be read.
+async fn find(
+    api: &Api,
+    call: &mut Call,
+    read: Result<(Bytes, Generation), ApiError>,
+    headers: &HeaderMap,
+) -> Result<(Bytes, Generation, Arc<Entry>), ApiError> {
+    let (body, asked) = read?;
+    let entry = resolve(api, call, &asked.model, headers).await?;
     Ok((body, asked, entry))
+}
+
+/// Whether a name is held for longer than the status line of a stream waits.
+async fn waits_long(api: &Api, model: &str) -> bool {
+    let resolved = api.frontend.directory().resolve_waiting(model, api.config.held_grace).await;
+    matches!(resolved, Err(Unresolved::Held { waits: true, .. }))
 }
 
 pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Response {
@@ -352,7 +380,8 @@ fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
     said.map_or(config.patience, |said| said.min(config.patience))
 }
 
-fn encoder(dialect: Dialect, asked: &mut Generation, entry: &Entry, call: &Call) -> Box<dyn Encoder> {
+/// What writes an answer. Without an entry there is none, but an error.
+fn encoder(dialect: Dialect, asked: &mut Generation, entry: Option<&Entry>, call: &Call) -> Box<dyn Encoder> {
     let (created, model) = (unix_seconds(), std::mem::take(&mut asked.model));
     let route = match dialect {
         Dialect::Completions(route) => route,
@@ -374,7 +403,7 @@ fn encoder(dialect: Dialect, asked: &mut Generation, entry: &Entry, call: &Call)
         id: format!("{prefix}-{}", call.name),
         created,
         model,
-        fingerprint: entry.route.digest.fingerprint(),
+        fingerprint: entry.map(|entry| entry.route.digest.fingerprint()).unwrap_or_default(),
         tier: asked.tier,
         include_usage: asked.include_usage,
     }))
@@ -469,15 +498,21 @@ async fn stream_response(
     }
     let started = call.has_started();
     call.expect_start();
+    let mut response = event_stream_head();
+    call.write_headers(response.headers_mut());
+    let events =
+        EventStream::new(answers, call, encoder, (requests, choices), (api.config.heartbeat_interval, started));
+    *response.body_mut() = Body::from_stream(events.into_stream());
+    response
+}
+
+/// A response that is a stream of events, still without them.
+fn event_stream_head() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    call.write_headers(headers);
-    let events =
-        EventStream::new(answers, call, encoder, (requests, choices), (api.config.heartbeat_interval, started));
-    *response.body_mut() = Body::from_stream(events.into_stream());
     response
 }
 

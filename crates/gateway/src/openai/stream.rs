@@ -52,6 +52,8 @@ pub(crate) struct EventStream {
     phase: Phase,
     heartbeat: Interval,
     comment: String,
+    /// Written before anything else.
+    pending: Vec<u8>,
 }
 
 impl EventStream {
@@ -70,7 +72,28 @@ impl EventStream {
         let comment = ": waiting".to_owned();
         let (opened, finished, stop_texts) = (vec![false; total], vec![false; total], vec![None; total]);
         let (usage, phase) = (Usage::default(), Phase::Waiting);
-        Self { answers, call, encoder, choices, opened, stop_texts, finished, usage, phase, heartbeat, comment }
+        let pending = Vec::new();
+        Self {
+            answers,
+            call,
+            encoder,
+            choices,
+            opened,
+            stop_texts,
+            finished,
+            usage,
+            phase,
+            heartbeat,
+            comment,
+            pending,
+        }
+    }
+
+    /// Nothing but this error follows.
+    pub(crate) fn begin_with(&mut self, error: &ApiError) {
+        let mut out = Vec::new();
+        self.fail(error, &mut out);
+        self.pending = out;
     }
 
     /// The events as a body.
@@ -82,6 +105,9 @@ impl EventStream {
     }
 
     async fn next(&mut self) -> Option<Result<Bytes, BrokenStream>> {
+        if !self.pending.is_empty() {
+            return Some(Ok(std::mem::take(&mut self.pending).into()));
+        }
         match self.phase {
             Phase::Ended => return None,
             Phase::Breaking => {

@@ -533,6 +533,36 @@ async fn who_asks_while_a_name_changes_its_meaning_is_answered_by_what_it_means_
 }
 
 #[tokio::test]
+async fn a_stream_says_that_it_waits_while_its_name_changes_its_meaning() {
+    let api = ApiConfig { held_grace: Duration::ZERO, ..ApiConfig::default() };
+    let mut harness = Harness::with(Setup { api, ..Setup::default() }).await;
+    let digest = warmset_core::Digest([9; 32]);
+    let held = || Entry { held: true, ..entry(route()) };
+    harness.frontend.publish(vec![held()], vec![]);
+    let mut waiting = harness.send("/v1/chat/completions", &chat(json!({"stream": true}))).await;
+    let head = read_head(&mut waiting).await;
+    assert!(head.starts_with("HTTP/1.1 200") && !head.contains("warmset-model-digest"), "{head}");
+    assert_eq!(read_chunk(&mut waiting).await.unwrap(), b": waiting for another version\n\n");
+    harness.frontend.publish(vec![entry(Route { digest, ..route() })], vec![]);
+    let assignment = harness.worker.assignment().await;
+    assert_eq!(assignment.digest, digest);
+    answer(&assignment, "new");
+    let rest = String::from_utf8(read_rest(&mut waiting).await.expect("an end")).unwrap();
+    assert!(rest.contains("new") && rest.contains(&digest.fingerprint()) && rest.contains("[DONE]"), "{rest}");
+    harness.assert_empty().await;
+    // One whose name comes to mean nothing ends with an error, and breaks off.
+    harness.frontend.publish(vec![held()], vec![]);
+    let mut lost = harness.send("/v1/chat/completions", &chat(json!({"stream": true}))).await;
+    assert!(read_head(&mut lost).await.starts_with("HTTP/1.1 200"));
+    assert!(read_chunk(&mut lost).await.unwrap().starts_with(b": waiting"));
+    harness.frontend.publish(vec![], vec![]);
+    let error = String::from_utf8(read_chunk(&mut lost).await.unwrap()).unwrap();
+    assert!(error.contains("model_not_found"), "{error}");
+    assert!(read_rest(&mut lost).await.is_none(), "the body must break off");
+    harness.assert_empty().await;
+}
+
+#[tokio::test]
 async fn callers_that_do_not_wait_hear_that_the_model_is_loading() {
     let harness = Harness::new().await;
     let refusing = Route { cold: ColdPolicy::Reject, ..route() };

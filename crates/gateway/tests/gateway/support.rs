@@ -11,6 +11,7 @@ use warmset_core::{
     Digest, ModelName, Priority, RequestId, WorkerId,
     gateway::{ColdPolicy, Route, Settings},
     inference::{FinishReason, Reply, Timings, Usage},
+    targets::Targets,
     worker::{CancelCause, ModelState, StartKind},
 };
 use warmset_gateway::{
@@ -88,6 +89,7 @@ pub(crate) fn route() -> Route {
         critical_reserve: 0,
         cold: ColdPolicy::Wait,
         rewarm_seconds: 2.5,
+        targets: Targets::default(),
     }
 }
 
@@ -268,6 +270,17 @@ pub(crate) async fn read_chunk(stream: &mut TcpStream) -> Option<Vec<u8>> {
     within(stream.read_exact(&mut chunk)).await.ok()?;
     chunk.truncate(size);
     Some(chunk)
+}
+
+/// The rest of a chunked body; none if the connection broke.
+pub(crate) async fn read_rest(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut rest = Vec::new();
+    loop {
+        match read_chunk(stream).await? {
+            chunk if chunk.is_empty() => return Some(rest),
+            chunk => rest.extend(chunk),
+        }
+    }
 }
 
 /// What is left to read until the peer closes; an error counts as the end too.

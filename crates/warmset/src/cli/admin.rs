@@ -4,9 +4,9 @@ use super::arguments::{AdminCommand, GlobalArguments};
 use crate::{
     client::{Client, DEFAULT_ADMIN},
     data,
-    output::{Output, text_of},
+    output::{Output, count, text_of},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hyper::Method;
 use serde_json::Value;
 
@@ -19,6 +19,10 @@ pub(crate) async fn run(command: AdminCommand, global: &GlobalArguments, output:
             let document = client.call(Method::POST, "/admin/v1/reload", None).await?;
             drop(_spinner);
             output.result(&document, reload_text);
+            let failed = document["failed"].as_array().map_or(0, Vec::len);
+            if failed > 0 {
+                bail!("{} not changed: its new version failed", count(failed, "model"));
+            }
         }
     }
     Ok(())

@@ -129,10 +129,10 @@ fn is_same(address: &str, authority: &str) -> bool {
     address == authority || (loopback && port(address) == port(authority))
 }
 
-/// Names and files of the models in a server's list.
+/// Names and files of the models in a server's list, those of all versions.
 fn listed(document: &Value) -> Vec<(String, Vec<ManifestFile>)> {
     let models = document["models"].as_array().into_iter().flatten();
-    let files = |model: &Value| serde_json::from_value(model["files"].clone()).unwrap_or_default();
+    let files = |model: &Value| serde_json::from_value(model["version_files"].clone()).unwrap_or_default();
     models.map(|model| (text_of(model, "name"), files(model))).collect()
 }
 
@@ -240,7 +240,7 @@ fn artifacts(root: &Path, models: &[(String, Vec<ManifestFile>)]) -> Vec<Check> 
     for (name, files) in models {
         let wrong = files.iter().find_map(|file| wrong_with(&path_in(&store, &file.sha256), file.size_bytes));
         if let Some(reason) = wrong {
-            let detail = format!("{name}: {reason}: remove it and add it again");
+            let detail = format!("{name}: {reason}: add it again, or remove the version");
             checks.push(Check::failed(ARTIFACTS, detail));
         }
     }
@@ -265,13 +265,12 @@ fn wrong_with(path: &Path, size_bytes: Bytes) -> Option<String> {
 
 /// The catalog opens, and every model's files are what they should be.
 async fn models(repository: &Repository, root: &Path) -> Vec<Check> {
-    let stored = match repository.all().await {
-        Ok(stored) => stored,
+    let files = match repository.version_files().await {
+        Ok(files) => files,
         Err(error) => return vec![Check::failed("catalog", format!("{error:#}"))],
     };
-    let mut checks = vec![Check::ok("catalog", count(stored.len(), "model"))];
-    let models: Vec<_> =
-        stored.into_iter().map(|stored| (stored.model.name.to_string(), stored.manifest.files)).collect();
+    let mut checks = vec![Check::ok("catalog", count(files.len(), "model"))];
+    let models: Vec<_> = files.into_iter().map(|(name, files)| (name.to_string(), files)).collect();
     let found = artifacts(root, &models);
     let complete = found.iter().all(|check| check.status == Status::Ok);
     checks.extend(found);
@@ -339,7 +338,7 @@ mod tests {
         assert!(check.detail.contains("the server's pool takes 300.0 MiB, 64.0 MiB of it reserved"), "{check:?}");
         assert_eq!(memory(Some((1 << 60, 1))).status, Status::Warning);
         let digest = format!("sha256:{}", "ab".repeat(32));
-        let models = json!({ "models": [{ "name": "a", "files": [
+        let models = json!({ "models": [{ "name": "a", "version_files": [
             { "name": "model.gguf", "sha256": digest, "size_bytes": 5 },
         ] }] });
         assert_eq!(listed(&models)[0].1[0].size_bytes, 5);

@@ -99,7 +99,7 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warmset_core::{Priority, gateway::ColdPolicy};
+    use warmset_core::{Priority, gateway::ColdPolicy, targets::Targets};
 
     fn route(byte: u8) -> Route {
         Route {
@@ -110,6 +110,7 @@ mod tests {
             critical_reserve: 0,
             cold: ColdPolicy::Wait,
             rewarm_seconds: 1.0,
+            targets: Targets::default(),
         }
     }
 

@@ -35,7 +35,7 @@ impl Repository {
     pub(crate) async fn is_as_configured(&self, options: &ModelOptions) -> bool {
         let Ok(name) = parse_name(&options.name) else { return false };
         let Ok(model) = self.catalog.model(&name).await else { return false };
-        take::unchanged(&self.runtimes, options, &model).is_some() && self.holds(&model)
+        take::unchanged(&self.runtimes, options, &model).is_some() && self.holds(&model.manifest)
     }
 
     /// Carries out every wish and removal, or nothing and an error that names everything that is wrong.
@@ -68,7 +68,7 @@ impl Repository {
         let name = parse_name(&options.name)?;
         if let Ok(model) = self.catalog.model(&name).await
             && let Some(settings) = take::unchanged(&self.runtimes, options, &model)
-            && self.holds(&model)
+            && self.holds(&model.manifest)
         {
             let settings = as_configured(options, settings, &model);
             return Ok(Step::Settings(Box::new(model), settings));

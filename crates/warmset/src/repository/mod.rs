@@ -31,7 +31,7 @@ use warmset_catalog::{Catalog, CatalogError, Measurement, Model, ModelSettings};
 use warmset_core::{Digest, ModelName, rollout::Canary};
 use warmset_engine::protocol::CommandRequest;
 use warmset_source::{Environment, Fetcher, Gathered, Trust};
-use warmset_store::{Manifest, Store};
+use warmset_store::{Manifest, ManifestFile, Store};
 
 /// Hears of a copy's progress: `(done_bytes, total_bytes)`.
 pub(crate) type Progress = Box<dyn FnMut(u64, u64) + Send>;
@@ -180,7 +180,7 @@ impl Repository {
         let name = parse_name(&options.name)?;
         if let Ok(known) = self.catalog.model(&name).await
             && take::means_the_same(options, &known)
-            && self.holds(&known)
+            && self.holds(&known.manifest)
         {
             return self.change_what_is_said(options, &known).await;
         }
@@ -199,7 +199,7 @@ impl Repository {
         let name = parse_name(&options.name)?;
         if let Ok(model) = self.catalog.model(&name).await
             && let Some(settings) = take::unchanged(&self.runtimes, options, &model)
-            && self.holds(&model)
+            && self.holds(&model.manifest)
         {
             self.change_settings(&model, &as_configured(options, settings, &model)).await?;
             self.ensure_aliases(&name, &options.aliases).await?;
@@ -208,10 +208,19 @@ impl Repository {
         self.take_in(options, Trust::Operator, progress, &Entering::Configured).await
     }
 
-    /// Whether the store has every file of a model. One that is gone is taken from its source again.
-    fn holds(&self, model: &Model) -> bool {
-        Manifest::from_canonical_json(&model.manifest)
+    /// Whether the store has every file of a model. If one is gone the model is taken from its source again.
+    fn holds(&self, manifest: &str) -> bool {
+        Manifest::from_canonical_json(manifest)
             .is_ok_and(|manifest| manifest.files.iter().all(|file| self.store.path_of(&file.sha256).is_file()))
+    }
+
+    /// Every file of every version, by model: also of those that a name does not stand for.
+    pub(crate) async fn version_files(&self) -> Result<BTreeMap<ModelName, Vec<ManifestFile>>> {
+        let mut files: BTreeMap<ModelName, Vec<ManifestFile>> = BTreeMap::new();
+        for (name, manifest) in self.catalog.version_manifests().await? {
+            files.entry(name).or_default().extend(Manifest::from_canonical_json(&manifest)?.files);
+        }
+        Ok(files)
     }
 
     async fn take_in(

@@ -164,8 +164,12 @@ fn local_path(part: &Part) -> Option<&PathBuf> {
 pub(super) fn unchanged(runtimes: &Runtimes, options: &ModelOptions, known: &Model) -> Option<ModelSettings> {
     let wanted = Wanted::of(options, runtimes).ok()?;
     // A file on this machine is looked at. What was fetched once is what it was: nobody is asked again.
-    let is_file = wanted.location().is_some_and(|location| location.path().is_some());
+    let path = wanted.location().and_then(Location::path);
+    let is_file = path.is_some();
+    // A file that is gone says nothing new: what was taken of it is here.
+    let gone = path.is_some_and(|path| path.try_exists().is_ok_and(|exists| !exists));
     let settings = ModelSettings {
+        source_stamp: if gone { known.settings.source_stamp.clone() } else { wanted.settings.source_stamp },
         pinned_source: known.settings.pinned_source.clone(),
         fetch_seconds: known.settings.fetch_seconds,
         ..wanted.settings

@@ -128,7 +128,12 @@ impl Repository {
     ) -> Result<Version> {
         let digest =
             if back { self.replaced(current).await? } else { self.wanted(&current.name, options, trust).await? };
-        self.catalog.version(&digest).await?.ok_or_else(|| CatalogError::UnknownVersion(digest).into())
+        let version = self.catalog.version(&digest).await?.ok_or(CatalogError::UnknownVersion(digest))?;
+        if !self.holds(&version.manifest) {
+            let (name, source) = (&current.name, &version.source);
+            bail!("a file of {digest} is gone from the store: add it again with `warmset model add {name} {source}`");
+        }
+        Ok(version)
     }
 
     /// The version that is to be promoted; taken in first if a source is given.
