@@ -63,6 +63,7 @@ def run_live(given, day, slots, policy, load_seconds):
         server = replay.pool(directory, day["models"], slots, given.speed, load_seconds, day["run_seconds"] / given.speed,
                              LIVE[policy], pinned)
         with server:
+            replay.put_ahead(server)
             played = replay.play(server, demand, given.speed, f"{policy}, room for {slots}", say=True)
             counts = replay.counted(server, len(demand))
     cold = played.starts["cold"]

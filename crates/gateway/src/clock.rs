@@ -49,3 +49,19 @@ impl Clock {
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_faster_clock_is_ahead_and_waits_less() {
+        let minute = Duration::from_secs(60);
+        let origin =
+            std::time::Instant::now().checked_sub(Duration::from_secs(1)).expect("a machine is up for a second");
+        let speed = ClockSpeed::new(240).expect("not zero");
+        let clock = Clock::since(origin, speed);
+        assert!(clock.now() >= Instant::after(4 * minute));
+        assert!(clock.until(clock.now() + minute) <= Duration::from_millis(250));
+    }
+}

@@ -108,3 +108,21 @@ pub enum AgentError {
     #[error("cannot start the thread that starts engines: {0}")]
     Thread(std::io::Error),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_faster_clock_is_ahead_and_waits_less() {
+        let minute = Duration::from_secs(60);
+        let origin =
+            std::time::Instant::now().checked_sub(Duration::from_secs(1)).expect("a machine is up for a second");
+        let speed = ClockSpeed::new(240).expect("not zero");
+        let clock = Clock::since(origin, speed);
+        assert!(clock.now() >= Instant::after(4 * minute));
+        assert!(clock.until(clock.now() + minute) <= Duration::from_millis(250));
+        assert!(clock.ahead() >= Duration::from_secs(239));
+        assert_eq!(Clock::since(origin, ClockSpeed::default()).ahead(), Duration::ZERO);
+    }
+}
