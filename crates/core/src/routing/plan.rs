@@ -60,13 +60,14 @@ pub(super) struct Plan {
     rooms: Vec<Room>,
     /// The places of each group's owners, in the order in which they were chosen.
     owners: BTreeMap<u64, Vec<usize>>,
+    groups_max: usize,
     /// What a group with one owner weighs.
     single_load: f64,
 }
 
 impl Plan {
-    /// A new plan for these groups.
-    pub(super) fn new(owners: &[Owner], mut wishes: Vec<Wish>) -> Self {
+    /// A new plan for these groups, with room for so many in all.
+    pub(super) fn new(owners: &[Owner], mut wishes: Vec<Wish>, groups_max: usize) -> Self {
         let count = owners.len().max(1) as f64;
         let (mut single, mut taken, mut bytes) = (0.0_f64, 0.0, 0.0);
         for wish in &wishes {
@@ -87,6 +88,7 @@ impl Plan {
         let mut plan = Self {
             rooms: owners.iter().map(room).collect(),
             owners: BTreeMap::new(),
+            groups_max,
             single_load: (1.0 - taken).max(0.0) / single.max(1.0),
         };
         wishes.sort_unstable_by(|a, b| b.owners.cmp(&a.owners).then(a.anchor.cmp(&b.anchor)));
@@ -101,8 +103,11 @@ impl Plan {
         self.owners.get(&anchor).map_or(&[], Vec::as_slice)
     }
 
-    /// Gives a group as many owners as it wishes; those it has it keeps.
+    /// Gives a group as many owners as it wishes; those it has it keeps. One too many waits for the next plan.
     pub(super) fn place(&mut self, wish: &Wish) {
+        if self.owners.len() >= self.groups_max && !self.owners.contains_key(&wish.anchor) {
+            return;
+        }
         let load = if wish.owners == 1 { self.single_load } else { wish.owner_load };
         let mut chosen = self.owners.remove(&wish.anchor).unwrap_or_default();
         while chosen.len() < wish.owners.min(self.rooms.len()) {
@@ -117,16 +122,21 @@ impl Plan {
 
     /// The first in the group's own order with room for it; if none has, the one with the most.
     fn best(&self, wish: &Wish, load: f64, chosen: &[usize]) -> Option<usize> {
-        let others = self.rooms.iter().enumerate().filter(|(_, room)| !chosen.contains(&room.owner.place));
-        let key = |room: &Room| {
+        let mut best = None;
+        let (mut best_fill, mut best_score) = (f64::INFINITY, 0);
+        for (number, room) in self.rooms.iter().enumerate() {
+            let wanted = score(wish.anchor, room.owner.identity);
+            // Most are less wanted than one with room, and need no closer look.
+            if (best_fill == 0.0 && wanted <= best_score) || chosen.contains(&room.owner.place) {
+                continue;
+            }
             let fill = room.fill(load, wish.bytes as f64);
-            (if fill <= 1.0 { 0.0 } else { fill }, score(wish.anchor, room.owner.identity))
-        };
-        let best = others.map(|(number, room)| (number, key(room)));
-        let best = best.min_by(|(_, (a_fill, a_score)), (_, (b_fill, b_score))| {
-            a_fill.total_cmp(b_fill).then(b_score.cmp(a_score))
-        });
-        best.map(|(number, _)| number)
+            let fill = if fill <= 1.0 { 0.0 } else { fill };
+            if best.is_none() || fill < best_fill || (fill == best_fill && wanted > best_score) {
+                (best, best_fill, best_score) = (Some(number), fill, wanted);
+            }
+        }
+        best
     }
 }
 
@@ -145,6 +155,17 @@ mod tests {
         Wish { anchor, share, bytes: 950, owners, owner_load: 1.0 / 24.0 }
     }
 
+    #[test]
+    fn a_plan_has_a_limit() {
+        let mut plan = Plan::new(&owners(4, 16), vec![wish(1, 0.5, 1)], 3);
+        for anchor in 2..9 {
+            plan.place(&wish(anchor, 0.1, 1));
+        }
+        assert_eq!((1..9).filter(|anchor| !plan.owners(*anchor).is_empty()).count(), 3);
+        plan.place(&wish(1, 0.5, 2));
+        assert_eq!(plan.owners(1).len(), 2);
+    }
+
     proptest! {
         #[test]
         fn nobody_owns_more_than_fits_and_the_order_of_arrival_is_no_matter(
@@ -153,7 +174,7 @@ mod tests {
         ) {
             let mut wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.7 / 200.0, 1)).collect();
             wishes[0] = Wish { share: 0.3, owners: 8, ..wishes[0] };
-            let plan = Plan::new(&owners(16, 16), wishes.clone());
+            let plan = Plan::new(&owners(16, 16), wishes.clone(), 1000);
             let mut counts = vec![0; 16];
             for wish in &wishes {
                 prop_assert_eq!(plan.owners(wish.anchor).len(), wish.owners);
@@ -162,14 +183,14 @@ mod tests {
             prop_assert!(counts.iter().all(|count| *count <= 16), "{:?}", counts);
             let at = swap.index(wishes.len());
             wishes.rotate_left(at);
-            let again = Plan::new(&owners(16, 16), wishes.clone());
+            let again = Plan::new(&owners(16, 16), wishes.clone(), 1000);
             prop_assert!(wishes.iter().all(|wish| plan.owners(wish.anchor) == again.owners(wish.anchor)));
         }
 
         #[test]
         fn one_group_more_or_less_moves_few_others(anchors in prop::collection::btree_set(any::<u64>(), 140..160)) {
             let wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.005, 1)).collect();
-            let (whole, less) = (Plan::new(&owners(16, 16), wishes.clone()), Plan::new(&owners(16, 16), wishes[1..].to_vec()));
+            let (whole, less) = (Plan::new(&owners(16, 16), wishes.clone(), 1000), Plan::new(&owners(16, 16), wishes[1..].to_vec(), 1000));
             let moved = wishes[1..].iter().filter(|wish| whole.owners(wish.anchor) != less.owners(wish.anchor)).count();
             prop_assert!(moved <= 24, "{} of {} moved", moved, wishes.len());
         }

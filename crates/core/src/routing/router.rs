@@ -346,7 +346,7 @@ impl Router {
         let groups_max = (PLAN_WORK_MAX / owners.len().max(1)).max(1);
         let seen = (pool.members.len() as f64, self.settings.weights.owners_per_share);
         let wishes = self.groups.wishes(model, groups_max, seen, pool.traffic.count(now), now);
-        pool.plan = Plan::new(&owners, wishes);
+        pool.plan = Plan::new(&owners, wishes, self.settings.groups_max);
         pool.plan_at = Some(now);
     }
 
