@@ -94,7 +94,7 @@ pub struct ReplicaSettings {
     pub models: Vec<ModelKey>,
     /// How many requests it computes at a time.
     pub slots: u32,
-    /// How much of the traffic it should get, compared with others.
+    /// How much of the traffic it should get, compared with others: from a hundredth to a hundred.
     pub weight: f64,
     /// How many tokens of prompts it keeps, if that is known.
     pub capacity_tokens: Option<u64>,

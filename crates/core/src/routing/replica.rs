@@ -10,6 +10,8 @@ use core::time::Duration;
 /// Where nothing is known: a small accelerator.
 pub(super) const PREFILL_TOKENS_PER_SECOND_DEFAULT: f64 = 8000.0;
 const PREFILL_TOKENS_PER_SECOND_RANGE: (f64, f64) = (10.0, 10_000_000.0);
+/// Weights beyond these are these: a replica that is to get nothing is drained instead.
+const WEIGHT_RANGE: (f64, f64) = (0.01, 100.0);
 /// Where nothing is known: a few dozen long prompts.
 pub(super) const CAPACITY_TOKENS_DEFAULT: u64 = 262_144;
 /// What is learnt of the capacity stays within this factor of what was said or supposed.
@@ -46,7 +48,9 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    pub(super) fn new(id: ReplicaId, settings: ReplicaSettings) -> Self {
+    pub(super) fn new(id: ReplicaId, mut settings: ReplicaSettings) -> Self {
+        let (lightest, heaviest) = WEIGHT_RANGE;
+        settings.weight = if settings.weight.is_nan() { 1.0 } else { settings.weight.clamp(lightest, heaviest) };
         let (slowest, fastest) = PREFILL_TOKENS_PER_SECOND_RANGE;
         let speed = settings.prefill_tokens_per_second.unwrap_or(PREFILL_TOKENS_PER_SECOND_DEFAULT);
         let capacity = settings.capacity_tokens.unwrap_or(CAPACITY_TOKENS_DEFAULT) as f64;

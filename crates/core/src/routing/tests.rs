@@ -175,6 +175,48 @@ fn one_wedged_replica_leaves_the_others_their_tenants_r4() {
 }
 
 #[test]
+fn ten_thousand_requests_that_are_given_up_leave_nothing_behind_r5() {
+    let mut router = router(4);
+    let mut open = std::collections::VecDeque::new();
+    for number in 0..10_000_u64 {
+        let now = at(number as f64 / 100.0);
+        let prefix = prompt(number % 50, number, 3000);
+        open.push_back(router.decide(now, &Ask { streamed: number % 3 > 0, ..ask(&prefix) }).unwrap().ticket);
+        if number % 2 == 0 {
+            router.first_token(now, open[(number % open.len() as u64) as usize]);
+        }
+        if open.len() > 40 {
+            let ticket = open.remove((number * 7 % 40) as usize).unwrap();
+            let given_up = Ended { outcome: Outcome::Cancelled, output_started: number % 2 == 0, ..failed() };
+            assert_eq!(router.ended(now, ticket, given_up), Verdict::Over);
+            router.first_token(now, ticket);
+        }
+    }
+    router.check().unwrap();
+    for ticket in open {
+        router.ended(at(100.0), ticket, Ended { outcome: Outcome::Cancelled, ..failed() });
+    }
+    router.check().unwrap();
+    assert_eq!(router.totals().open, 0);
+    for number in 0..4 {
+        let view = router.view(at(200.0), ReplicaId(number)).unwrap();
+        assert_eq!((view.in_flight, view.pending_tokens, view.breaker), (0, 0, BreakerState::Closed));
+    }
+}
+
+#[test]
+fn weights_share_the_load_and_nonsense_among_them_does_no_harm() {
+    let mut router = router(4);
+    for (number, weight) in [(0, 3.0), (1, f64::NAN), (2, 0.0), (3, f64::INFINITY)] {
+        router.add(ReplicaId(number), ReplicaSettings { weight, ..replica(number) });
+    }
+    for number in 0..200 {
+        assert!(router.decide(at(1.0), &ask(&prompt(number, 0, 200))).is_ok());
+        router.check().unwrap();
+    }
+}
+
+#[test]
 fn requests_with_little_to_share_spread_by_load_r6() {
     let mut router = router(8);
     let mut counts = vec![0; 8];
