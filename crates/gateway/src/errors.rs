@@ -158,6 +158,26 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("draining"), message).retry(Duration::from_secs(1))
     }
 
+    /// 503 where no replica can be asked.
+    pub(crate) fn no_replica(after: Option<Duration>) -> Self {
+        let after = after.unwrap_or(Duration::from_secs(1)).max(Duration::from_secs(1));
+        let message = "no replica can answer at the moment";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("no_worker"), message).retry(after)
+    }
+
+    /// 502 for a replica that failed before it answered.
+    pub(crate) fn replica_lost(name: &str) -> Self {
+        let message = format!("the replica {name} failed before it answered");
+        Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("engine_lost"), message)
+    }
+
+    /// 429 for a gateway that has as much to do as it may.
+    pub(crate) fn too_many_requests() -> Self {
+        let message = "too many requests are on their way; try again";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message)
+            .retry(Duration::from_secs(1))
+    }
+
     pub(crate) fn job_not_found() -> Self {
         let message = "there is no such job; answers are kept for a limited time";
         Self::new(StatusCode::NOT_FOUND, INVALID, Some("job_not_found"), message)

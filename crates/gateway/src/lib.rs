@@ -18,6 +18,7 @@ pub mod link;
 pub mod metrics;
 pub mod openai;
 pub mod openapi;
+pub mod proxy;
 mod pump;
 pub mod recorder;
 pub mod router;

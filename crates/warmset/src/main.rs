@@ -22,6 +22,7 @@ mod admin_backend;
 mod alone;
 mod facts;
 mod fetch_events;
+mod front;
 mod import;
 mod job_store;
 mod link;

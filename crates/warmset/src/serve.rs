@@ -42,7 +42,7 @@ use warmset_worker::{Agent, AgentConfig, AgentHandle};
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 /// How long a stopping server lets requests finish unless told otherwise.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(45);
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(45);
 /// The one worker of this process.
 const WORKER: WorkerId = WorkerId(0);
 
@@ -108,14 +108,9 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
 /// The command line goes before the file.
 fn plan(arguments: ServeArguments) -> Result<Plan> {
     let config = arguments.config.as_deref().map(config::read_file).transpose()?.unwrap_or_default();
-    let address = |given: Option<SocketAddr>, file: Option<SocketAddr>, default: &str| match given.or(file) {
-        Some(address) => Ok(address),
-        None => default.parse().context("the default address is valid"),
-    };
-    let listen = address(arguments.listen, config.gateway.listen, DEFAULT_LISTEN)?;
-    let admin_listen = address(arguments.admin_listen, config.gateway.admin_listen, crate::client::DEFAULT_ADMIN)?;
-    if !admin_listen.ip().is_loopback() {
-        bail!("administration has no keys yet, so {admin_listen} must be a loopback address: use 127.0.0.1:PORT");
+    let (listen, admin_listen) = listen_addresses(arguments.listen, arguments.admin_listen, &config)?;
+    if !config.replicas.is_empty() {
+        tracing::warn!("[[replica]] is for `warmset gateway`: this server answers with its own models only");
     }
     let memory = arguments.memory.or(config.worker.memory);
     let reserve = arguments.reserve.or(config.worker.reserve);
@@ -147,6 +142,24 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     })
 }
 
+/// Where callers and administrators are listened to.
+pub(crate) fn listen_addresses(
+    listen: Option<SocketAddr>,
+    admin_listen: Option<SocketAddr>,
+    config: &Config,
+) -> Result<(SocketAddr, SocketAddr)> {
+    let address = |given: Option<SocketAddr>, file: Option<SocketAddr>, default: &str| match given.or(file) {
+        Some(address) => Ok(address),
+        None => default.parse().context("the default address is valid"),
+    };
+    let listen = address(listen, config.gateway.listen, DEFAULT_LISTEN)?;
+    let admin_listen = address(admin_listen, config.gateway.admin_listen, crate::client::DEFAULT_ADMIN)?;
+    if !admin_listen.ip().is_loopback() {
+        bail!("administration has no keys yet, so {admin_listen} must be a loopback address: use 127.0.0.1:PORT");
+    }
+    Ok((listen, admin_listen))
+}
+
 async fn lock(data: &Path) -> Result<DataLock> {
     let root = data.to_path_buf();
     match tokio::task::spawn_blocking(move || DataLock::take(&root)).await?? {
@@ -157,7 +170,7 @@ async fn lock(data: &Path) -> Result<DataLock> {
     }
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener> {
+pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
     bound.with_context(|| format!("cannot listen on {address}: is another server there? give another address"))
 }
@@ -309,7 +322,7 @@ async fn start_worker(
 }
 
 /// The signals that stop a server.
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     /// The terminal is gone. None where whoever started the server had this one ignored, as `nohup` does.
@@ -317,14 +330,14 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let ignored = hangup_is_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let hangup = if ignored { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { terminate, interrupt, hangup })
     }
 
-    async fn wait(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -319,6 +319,11 @@ pub(crate) async fn read_body(config: &ApiConfig, request: Request) -> Result<By
     if !is_json(request.headers()) {
         return Err(ApiError::not_json());
     }
+    read_any_body(config, request).await
+}
+
+/// Reads a body of any kind within its limits.
+pub(crate) async fn read_any_body(config: &ApiConfig, request: Request) -> Result<Bytes, ApiError> {
     let bytes_max = config.body_bytes_max;
     let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if declared.is_some_and(|length: u64| length > bytes_max as u64) {
@@ -339,7 +344,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
-async fn parse_aside<T: Send + 'static>(
+pub(crate) async fn parse_aside<T: Send + 'static>(
     body: Bytes,
     parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -374,7 +379,7 @@ fn class_of(call: &Call, entry: &Entry, tier: Option<Tier>) -> Priority {
 }
 
 /// OpenAI's clients say how long they wait; an answer that begins later reaches nobody.
-fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
+pub(crate) fn patience(config: &ApiConfig, headers: &HeaderMap) -> Duration {
     let said = headers.get("x-stainless-read-timeout").and_then(|value| value.to_str().ok()?.parse::<f64>().ok());
     let said = said.filter(|seconds| *seconds > 0.0).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     said.map_or(config.patience, |said| said.min(config.patience))

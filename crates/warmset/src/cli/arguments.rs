@@ -48,6 +48,8 @@ pub(crate) struct GlobalArguments {
 pub(crate) enum Command {
     /// Serve models over HTTP from one memory budget
     Serve(Box<ServeArguments>),
+    /// Stand in front of servers that have OpenAI's routes, and send each request where its prompt is warm
+    Gateway(GatewayArguments),
     /// Add, list, pin, load, measure and remove models
     #[command(subcommand)]
     Model(ModelCommand),
@@ -134,6 +136,23 @@ pub(crate) struct ServeArguments {
     /// Let time pass so many times as fast, for replays with synthetic engines
     #[arg(long, value_name = "N", hide = true, default_value = "1", value_parser = clock_speed)]
     pub(crate) clock_speed: ClockSpeed,
+}
+
+/// `warmset gateway`
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GatewayArguments {
+    /// Configuration file (TOML) with [[replica]]; the command line wins over it
+    #[arg(long, value_name = "FILE", env = "WARMSET_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address for inference [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Address for administration, a loopback one [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin_listen: Option<SocketAddr>,
+    /// A replica, beside those of the configuration
+    #[arg(long, value_name = "URL")]
+    pub(crate) replica: Vec<String>,
 }
 
 /// The most times as fast as the wall's that a server's time may pass: a day in less than a minute and a half.

@@ -15,9 +15,9 @@ mod sim;
 mod top;
 mod version;
 
-pub(crate) use arguments::ServeArguments;
+pub(crate) use arguments::{GatewayArguments, ServeArguments};
 
-use crate::{data, output, output::Output, serve};
+use crate::{data, front, output, output::Output, serve};
 use anyhow::Result;
 use arguments::{Arguments, Command};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
@@ -63,6 +63,10 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             start_log("info");
             let data = global.data.unwrap_or_else(data::default_directory);
             done(runtime()?.block_on(serve::serve(*arguments, data, output)))
+        }
+        Command::Gateway(arguments) => {
+            start_log("info");
+            done(runtime()?.block_on(front::run(arguments, output)))
         }
         Command::Model(command) => {
             start_log("error");

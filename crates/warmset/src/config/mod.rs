@@ -1,6 +1,7 @@
 //! The configuration file: TOML, every key checked, every problem reported with its line.
 
 mod reader;
+mod replica;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use reader::{Problem, Reader, Section};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use warmset_core::{Bytes, Digest, ModelName, PoolName, forecast::Parts, targets::Targets};
 use warmset_engine::protocol::{EngineKind, Runtime};
+use warmset_gateway::proxy::{REPLICAS_MAX, ReplicaConfig};
 
 /// The longest configuration file that is read.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
@@ -41,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<DeviceOptions>,
     pub(crate) runtimes: Vec<Runtime>,
     pub(crate) models: Vec<ModelOptions>,
+    pub(crate) replicas: Vec<ReplicaConfig>,
 }
 
 /// `[gateway]`
@@ -56,6 +59,8 @@ pub(crate) struct GatewayOptions {
     pub(crate) jobs_max: Option<u32>,
     pub(crate) job_time_to_live: Option<Duration>,
     pub(crate) drain_timeout: Option<Duration>,
+    pub(crate) stream_idle_timeout: Option<Duration>,
+    pub(crate) load_bound: Option<f64>,
 }
 
 /// `[worker]`
@@ -124,6 +129,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
     let runtimes = root.take_tables(&mut reader, "runtime", runtime::RUNTIMES_MAX);
     let models = root.take_tables(&mut reader, "model", MODELS_MAX);
+    let replicas = root.take_tables(&mut reader, "replica", REPLICAS_MAX);
     root.finish(&mut reader);
     let gateway = read_gateway(&mut reader, gateway);
     let before = reader.problems.len();
@@ -140,6 +146,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
         sources: read_sources(&mut reader, sources),
         devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
         models: read_models(&mut reader, models, pools.as_deref(), &known),
+        replicas: replica::read_replicas(&mut reader, replicas),
         runtimes,
     };
     if reader.problems.is_empty() {
@@ -161,9 +168,17 @@ fn read_gateway(reader: &mut Reader<'_>, mut section: Section<'_>) -> GatewayOpt
         jobs_max: section.take(reader, "jobs_max", reader::integer(0, JOBS_MAX)),
         job_time_to_live: section.take(reader, "job_time_to_live", reader::positive_duration),
         drain_timeout: section.take(reader, "drain_timeout", reader::duration),
+        stream_idle_timeout: section.take(reader, "stream_idle_timeout", reader::positive_duration),
+        load_bound: section.take(reader, "load_bound", load_bound),
     };
     section.finish(reader);
     options
+}
+
+/// How many times the mean a replica may have.
+fn load_bound(value: &toml::de::DeValue<'_>) -> Result<f64, String> {
+    let bound = reader::number(value)?;
+    (1.0..=100.0).contains(&bound).then_some(bound).ok_or_else(|| "must be between 1 and 100".to_owned())
 }
 
 fn read_worker(reader: &mut Reader<'_>, mut section: Section<'_>) -> WorkerOptions {

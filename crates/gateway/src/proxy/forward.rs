@@ -1,0 +1,334 @@
+//! A request on its way to a replica: read, decided, sent, and once more elsewhere if that can help.
+
+use super::{
+    Proxy,
+    prompt::{self, Prompt, hash_of, key_of},
+    relay::{Exchange, Relay},
+    replica::Endpoint,
+};
+use crate::{
+    errors::ApiError,
+    openai::{REQUEST_ID, parse_aside, patience, read_any_body},
+};
+use axum::{
+    Router as Routes,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
+use warmset_core::routing::{Ask, Decision, Ended, Outcome, Refusal, ReplicaId, Verdict};
+
+/// Names the replica that answered.
+const WORKER: HeaderName = HeaderName::from_static("warmset-worker");
+/// A caller that sends this with any value hears why its request went where it went.
+const EXPLAIN: HeaderName = HeaderName::from_static("warmset-explain");
+const DECISION: HeaderName = HeaderName::from_static("warmset-decision");
+
+/// Routes that replicas answer. What is not here is not for callers: servers have others that unload and configure.
+const PATHS: [&str; 20] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
+    "/v1/pooling",
+    "/v1/moderations",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/audio/speech",
+    "/v1/images/generations",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/detokenize",
+    "/generate",
+];
+
+/// Headers of a caller that a replica gets. Neither credentials nor what concerns one connection are among them.
+const KEPT_HEADERS: [&str; 11] = [
+    "accept",
+    "anthropic-beta",
+    "anthropic-version",
+    "content-type",
+    "idempotency-key",
+    "openai-beta",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "x-request-id",
+    "x-session-id",
+];
+/// Headers of an answer that concern the connection to its replica only.
+const HOP_BY_HOP: [&str; 8] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+pub(super) fn routes(proxy: Arc<Proxy>) -> Routes {
+    let mut routes = Routes::new()
+        .route("/health/live", get(async || axum::Json(json!({"status": "live"}))))
+        .route("/health/ready", get(ready))
+        .route("/v1/models", get(models));
+    for path in PATHS {
+        routes = routes.route(path, axum::routing::post(forward));
+    }
+    routes
+        .fallback(async |request: Request| ApiError::no_such_route(request.uri().path()))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .with_state(proxy)
+}
+
+async fn ready(State(proxy): State<Arc<Proxy>>) -> Response {
+    let asked = proxy.endpoints().all().any(|endpoint| endpoint.heard().healthy);
+    match (proxy.is_draining(), asked) {
+        (true, _) => ApiError::draining().into_response(),
+        (false, false) => ApiError::no_replica(None).into_response(),
+        (false, true) => axum::Json(json!({"status": "ready"})).into_response(),
+    }
+}
+
+async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
+    let mut names = std::collections::BTreeSet::new();
+    for endpoint in proxy.endpoints().all() {
+        names.extend(endpoint.models());
+    }
+    let models: Vec<_> =
+        names.iter().map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "replica"})).collect();
+    axum::Json(json!({"object": "list", "data": models})).into_response()
+}
+
+/// A request that was read.
+struct Call {
+    name: String,
+    head: Parts,
+    body: Bytes,
+    prompt: Prompt,
+    tenant: u64,
+    deadline: Instant,
+}
+
+async fn forward(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let name = proxy.next_call_name();
+    let mut response = match read(&proxy, name.clone(), request).await {
+        Ok(call) => match answer(&proxy, &call).await {
+            Ok(response) => response,
+            Err(error) => {
+                let model = known_model(&proxy, &call.prompt.model);
+                proxy.metrics.refused(&model, error.outcome());
+                error.into_response()
+            }
+        },
+        Err(error) => error.into_response(),
+    };
+    if let Ok(value) = HeaderValue::from_str(&name) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+async fn read(proxy: &Proxy, name: String, request: Request) -> Result<Call, ApiError> {
+    if proxy.is_draining() {
+        return Err(ApiError::draining());
+    }
+    let (head, body) = request.into_parts();
+    let deadline = Instant::now() + patience(&proxy.config.api, &head.headers);
+    let body = read_any_body(&proxy.config.api, Request::from_parts(head.clone(), body)).await?;
+    let path = head.uri.path().to_owned();
+    let prompt = parse_aside(body.clone(), move |body| Ok(prompt::read(body, &path))).await?;
+    // Nobody's name: callers with one credential are one tenant.
+    let credential = head.headers.get(header::AUTHORIZATION).or_else(|| head.headers.get("x-api-key"));
+    let tenant = credential.map_or(0, |value| hash_of(value.as_bytes()));
+    Ok(Call { name, head, body, prompt, tenant, deadline })
+}
+
+/// What came of one try.
+enum Tried {
+    Answered(Response),
+    /// It can be tried elsewhere; this is the answer if it cannot after all.
+    Again(ReplicaId, Result<Response, ApiError>),
+}
+
+async fn answer(proxy: &Arc<Proxy>, call: &Call) -> Result<Response, ApiError> {
+    match attempt(proxy, call, None).await? {
+        Tried::Answered(response) => Ok(response),
+        Tried::Again(failed, first) => match attempt(proxy, call, Some(failed)).await {
+            Ok(Tried::Answered(response)) => Ok(response),
+            Ok(Tried::Again(_, second)) => second,
+            // Nobody else can be asked: what the first one said stands.
+            Err(_) => first,
+        },
+    }
+}
+
+async fn attempt(proxy: &Arc<Proxy>, call: &Call, failed: Option<ReplicaId>) -> Result<Tried, ApiError> {
+    let (decision, endpoint) = decide(proxy, call, failed)?;
+    let names = named(proxy, &decision);
+    let explained = call.head.headers.contains_key(EXPLAIN).then(|| explanation(&decision, &endpoint));
+    let entry = proxy.log.note((&call.name, &call.prompt.model), decision, names, failed.is_some());
+    let model = call.prompt.model.as_str();
+    let mut exchange = Exchange::new(proxy.clone(), decision.ticket, entry, model, failed.is_some());
+    let request = outgoing(call, &endpoint)?;
+    let sent = tokio::time::timeout_at(call.deadline, proxy.upstream.request(request)).await;
+    let error = match sent {
+        Ok(Ok(response)) => return Ok(received(proxy, call, exchange, &endpoint, response, explained)),
+        Ok(Err(error)) => {
+            tracing::debug!(replica = &*endpoint.name, "a replica failed: {error}");
+            ApiError::replica_lost(&endpoint.name)
+        }
+        Err(_) => warmset_core::gateway::Refusal::DeadlinePassed.into(),
+    };
+    let late = call.deadline <= Instant::now();
+    Ok(match exchange.end(Outcome::Failed, None) {
+        Verdict::RetryElsewhere if !late => Tried::Again(endpoint.id, Err(error)),
+        _ => return Err(error),
+    })
+}
+
+fn decide(proxy: &Proxy, call: &Call, excluded: Option<ReplicaId>) -> Result<(Decision, Arc<Endpoint>), ApiError> {
+    let ask = Ask {
+        model: key_of(&call.prompt.model),
+        prefix: &call.prompt.chain,
+        tenant: call.tenant,
+        streamed: call.prompt.stream,
+        excluded,
+    };
+    let now = proxy.clock.now();
+    let decided = proxy.router().decide(now, &ask);
+    let decision = decided.map_err(|refusal| match refusal {
+        Refusal::UnknownModel if proxy.endpoints().all().all(|endpoint| endpoint.models().is_empty()) => {
+            ApiError::no_replica(None)
+        }
+        Refusal::UnknownModel => ApiError::model_not_found(&call.prompt.model),
+        Refusal::Unavailable { retry_at } => ApiError::no_replica(retry_at.map(|at| at.since(now))),
+        Refusal::TooMany => ApiError::too_many_requests(),
+    })?;
+    match proxy.endpoints().get(decision.replica) {
+        Some(endpoint) => Ok((decision, endpoint)),
+        None => {
+            // It was taken away this moment.
+            let ended = Ended { outcome: Outcome::Cancelled, output_started: false, retried: false, usage: None };
+            proxy.router().ended(now, decision.ticket, ended);
+            Err(ApiError::no_replica(None))
+        }
+    }
+}
+
+/// Names of the replicas that a decision speaks of.
+fn named(proxy: &Proxy, decision: &Decision) -> Vec<(ReplicaId, Arc<str>)> {
+    let endpoints = proxy.endpoints();
+    let candidates = decision.candidates.iter().flatten().map(|candidate| candidate.replica);
+    candidates.filter_map(|id| Some((id, endpoints.get(id)?.name.clone()))).collect()
+}
+
+fn explanation(decision: &Decision, endpoint: &Endpoint) -> String {
+    format!(
+        "{}; replica={}; prompt_tokens={}; expected_cached_tokens={}; expected_seconds={:.3}",
+        decision.why.as_str(),
+        endpoint.name,
+        decision.prompt_tokens,
+        decision.expected_cached_tokens,
+        decision.expected_seconds
+    )
+}
+
+/// The request as the replica gets it.
+fn outgoing(call: &Call, endpoint: &Endpoint) -> Result<hyper::Request<Full<Bytes>>, ApiError> {
+    let path = call.head.uri.path_and_query().map_or("/", |path| path.as_str());
+    let uri = endpoint.uri(path).map_err(|_| ApiError::no_such_route(path))?;
+    let mut request = hyper::Request::new(Full::new(body_for(call)));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    let headers = request.headers_mut();
+    for name in KEPT_HEADERS {
+        for value in call.head.headers.get_all(name) {
+            headers.append(HeaderName::from_static(name), value.clone());
+        }
+    }
+    if let Ok(host) = HeaderValue::from_str(endpoint.target.authority.as_str()) {
+        headers.insert(header::HOST, host);
+    }
+    if let Some(authorization) = &endpoint.authorization {
+        headers.insert(header::AUTHORIZATION, authorization.clone());
+    }
+    if !headers.contains_key("x-request-id")
+        && let Ok(name) = HeaderValue::from_str(&call.name)
+    {
+        headers.insert(HeaderName::from_static("x-request-id"), name);
+    }
+    Ok(request)
+}
+
+/// The body as it came, with the wish for usage where the caller left that open.
+fn body_for(call: &Call) -> Bytes {
+    const WISH: &[u8] = br#""stream_options":{"include_usage":true},"#;
+    let Some(at) = call.prompt.usage_at else { return call.body.clone() };
+    let (before, after) = call.body.split_at(at);
+    [before, WISH, after].concat().into()
+}
+
+fn outcome_of(status: StatusCode, headers: &HeaderMap) -> Outcome {
+    match status.as_u16() {
+        429 | 503 => {
+            let seconds = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+            Outcome::Busy { retry_after: seconds.map(Duration::from_secs) }
+        }
+        500 | 502 | 504 => Outcome::Failed,
+        _ => Outcome::Finished,
+    }
+}
+
+/// An answer has begun.
+fn received(
+    proxy: &Proxy,
+    call: &Call,
+    mut exchange: Exchange,
+    endpoint: &Endpoint,
+    response: hyper::Response<Incoming>,
+    explained: Option<String>,
+) -> Tried {
+    let (mut head, body) = response.into_parts();
+    let outcome = outcome_of(head.status, &head.headers);
+    let again = outcome != Outcome::Finished && exchange.end(outcome, None) == Verdict::RetryElsewhere;
+    for name in HOP_BY_HOP {
+        head.headers.remove(name);
+    }
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_stream = kind.starts_with("text/event-stream");
+    let hides_usage = call.prompt.usage_at.is_some();
+    if is_stream && hides_usage {
+        head.headers.remove(header::CONTENT_LENGTH);
+    }
+    if let Ok(name) = HeaderValue::from_str(&endpoint.name) {
+        head.headers.insert(WORKER, name);
+    }
+    if let Some(Ok(value)) = explained.map(|text| HeaderValue::from_str(&text)) {
+        head.headers.insert(DECISION, value);
+    }
+    let relay = Relay::new(body, exchange, outcome, (is_stream, hides_usage), proxy.config.idle_timeout);
+    let response = Response::from_parts(head, Body::new(relay));
+    if again { Tried::Again(endpoint.id, Ok(response)) } else { Tried::Answered(response) }
+}
+
+/// The label of a model in metrics: hostile names make no series.
+fn known_model(proxy: &Proxy, model: &str) -> String {
+    let known = proxy.endpoints().all().any(|endpoint| endpoint.models().contains(model));
+    if known { model.to_owned() } else { crate::metrics::UNKNOWN_MODEL.to_owned() }
+}

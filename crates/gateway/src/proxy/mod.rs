@@ -1,0 +1,184 @@
+//! A gateway in front of plain replicas: servers with OpenAI's routes that are not this program's.
+//!
+//! [`core::routing`](warmset_core::routing) decides; here are the requests, the answers on their way back, and what is
+//! heard of the replicas. A body goes to its replica as it came, but for one thing: a stream that leaves open whether
+//! it wants its usage is asked for it, and the caller does not see it.
+
+mod admin;
+mod figures;
+mod forward;
+mod log;
+mod metrics;
+mod prompt;
+mod relay;
+mod replica;
+mod usage;
+mod watch;
+
+pub use replica::{REPLICAS_MAX, ReplicaConfig};
+
+use crate::{clock::Clock, openai::ApiConfig};
+use axum::Router as Routes;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use log::DecisionLog;
+use metrics::ProxyMetrics;
+use replica::Endpoints;
+use rustls::{ClientConfig, RootCertStore};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, atomic::AtomicBool, atomic::Ordering},
+    time::Duration,
+};
+use warmset_core::routing::{Router, Settings};
+
+/// How long a replica has to take a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections without a request that are kept to each replica, and how long.
+const IDLE_CONNECTIONS_MAX: usize = 256;
+const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+
+type Upstream = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// How a gateway in front of replicas behaves.
+#[derive(Debug, Clone)]
+pub struct ProxyConfig {
+    /// Bodies and times; a request has `api.patience` until its answer begins.
+    pub api: ApiConfig,
+    /// How long a replica may be silent in the middle of an answer.
+    pub idle_timeout: Duration,
+    /// How often replicas are looked at, and how long a look may take.
+    pub probe_interval: Duration,
+    /// See there.
+    pub probe_timeout: Duration,
+    /// How often names are looked up.
+    pub resolve_interval: Duration,
+    /// How requests are routed.
+    pub routing: Settings,
+    /// The replicas at first.
+    pub replicas: Vec<ReplicaConfig>,
+}
+
+impl Default for ProxyConfig {
+    fn default() -> Self {
+        Self {
+            api: ApiConfig::default(),
+            idle_timeout: Duration::from_secs(120),
+            probe_interval: Duration::from_secs(1),
+            probe_timeout: Duration::from_secs(2),
+            resolve_interval: Duration::from_secs(5),
+            routing: Settings::default(),
+            replicas: Vec::new(),
+        }
+    }
+}
+
+/// Reads the configured replicas again.
+pub type ReadReplicas = Arc<dyn Fn() -> Result<Vec<ReplicaConfig>, String> + Send + Sync>;
+
+/// What all requests share.
+pub struct Proxy {
+    config: ProxyConfig,
+    router: Mutex<Router>,
+    endpoints: RwLock<Endpoints>,
+    /// The list as the configuration or an administrator has it.
+    configured: Mutex<Vec<ReplicaConfig>>,
+    reread: Option<ReadReplicas>,
+    upstream: Upstream,
+    clock: Clock,
+    log: DecisionLog,
+    metrics: ProxyMetrics,
+    draining: AtomicBool,
+    calls: std::sync::atomic::AtomicU64,
+    prefix: String,
+}
+
+/// What this machine trusts.
+fn trusted() -> RootCertStore {
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!("a certificate authority of this system cannot be read: {error}");
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    roots
+}
+
+impl Proxy {
+    /// Begins to look at the replicas; returns once each of them was looked at.
+    pub async fn start(config: ProxyConfig, reread: Option<ReadReplicas>) -> io::Result<Arc<Self>> {
+        let mut http = HttpConnector::new();
+        http.set_nodelay(true);
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let tls = ClientConfig::builder().with_root_certificates(trusted()).with_no_client_auth();
+        let https =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
+        let mut client = Client::builder(TokioExecutor::new());
+        client.pool_timer(TokioTimer::new()).timer(TokioTimer::new());
+        client.pool_idle_timeout(IDLE_CONNECTION_TIMEOUT).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX);
+        let mut random = [0; 6];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let proxy = Arc::new(Self {
+            router: Mutex::new(Router::new(config.routing.clone())),
+            endpoints: RwLock::default(),
+            configured: Mutex::new(config.replicas.clone()),
+            reread,
+            upstream: client.build(https),
+            clock: Clock::start(),
+            log: DecisionLog::default(),
+            metrics: ProxyMetrics::default(),
+            draining: AtomicBool::new(false),
+            calls: std::sync::atomic::AtomicU64::new(0),
+            prefix: random.iter().map(|byte| format!("{byte:02x}")).collect(),
+            config,
+        });
+        watch::start(&proxy).await;
+        Ok(proxy)
+    }
+
+    /// The routes of callers.
+    pub fn inference_routes(self: &Arc<Self>) -> Routes {
+        forward::routes(self.clone())
+    }
+
+    /// The routes of administrators.
+    pub fn admin_routes(self: &Arc<Self>) -> Routes {
+        admin::routes(self.clone())
+    }
+
+    /// Accepts nothing new; what runs goes on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Requests at replicas.
+    pub fn running(&self) -> usize {
+        self.router().totals().open
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    fn router(&self) -> MutexGuard<'_, Router> {
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn endpoints(&self) -> RwLockReadGuard<'_, Endpoints> {
+        self.endpoints.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn configured(&self) -> MutexGuard<'_, Vec<ReplicaConfig>> {
+        self.configured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_call_name(&self) -> String {
+        format!("req-{}{:08x}", self.prefix, self.calls.fetch_add(1, Ordering::Relaxed))
+    }
+}

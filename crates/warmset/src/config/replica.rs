@@ -1,0 +1,63 @@
+//! `[[replica]]`: servers that `warmset gateway` stands in front of.
+
+use super::{
+    reader::{self, Reader, Section},
+    required,
+};
+use warmset_gateway::proxy::ReplicaConfig;
+
+/// The only kind there is: a server with OpenAI's routes.
+const KIND: &str = "openai";
+/// Requests that one replica may compute at a time.
+const SLOTS_MAX: u32 = 65_536;
+const WEIGHT_MAX: f64 = 1_000.0;
+
+/// Reads all of them; each address may be named once.
+pub(super) fn read_replicas(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<ReplicaConfig> {
+    let mut replicas: Vec<ReplicaConfig> = Vec::new();
+    for section in sections {
+        let offset = section.offset();
+        let Some(replica) = read_replica(reader, section) else { continue };
+        if replicas.iter().any(|known| known.url == replica.url) {
+            reader.report(offset, format!("the replica {} is named twice", replica.url));
+        }
+        replicas.push(replica);
+    }
+    replicas
+}
+
+fn read_replica(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<ReplicaConfig> {
+    let url = required(reader, &mut section, "url", |value| {
+        let url = reader::text(value)?;
+        ReplicaConfig::new(&url).check()?;
+        Ok(url)
+    });
+    section.take(reader, "kind", |value| match reader::text(value)?.as_str() {
+        KIND => Ok(()),
+        other => Err(format!("there is no kind {other:?} of replica: write \"{KIND}\"")),
+    });
+    let api_key = section.take(reader, "api_key_env", |value| {
+        let name = reader::text(value)?;
+        match std::env::var(&name) {
+            Ok(key) if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
+            Ok(_) => Err(format!("the environment variable {name} holds no key")),
+            Err(_) => Err(format!("there is no environment variable {name}: set it to the replica's key")),
+        }
+    });
+    let replica = ReplicaConfig {
+        url: url.clone().unwrap_or_default(),
+        api_key,
+        models: section.take(reader, "models", reader::texts).unwrap_or_default(),
+        slots: section.take(reader, "slots", reader::integer(1, SLOTS_MAX)),
+        capacity_tokens: section.take(reader, "capacity_tokens", reader::integer(1, u32::MAX)).map(u64::from),
+        weight: section.take(reader, "weight", weight).unwrap_or(1.0),
+    };
+    section.finish(reader);
+    url.map(|_| replica)
+}
+
+fn weight(value: &toml::de::DeValue<'_>) -> Result<f64, String> {
+    let weight = reader::number(value)?;
+    let allowed = weight > 0.0 && weight <= WEIGHT_MAX;
+    allowed.then_some(weight).ok_or_else(|| format!("must be above 0 and at most {WEIGHT_MAX}"))
+}
