@@ -179,7 +179,13 @@ impl Body for Relay {
             match next {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
-                        let out = this.take(data);
+                        let mut out = this.take(data);
+                        // Nobody asks for more of an answer whose length is known.
+                        if this.body.is_end_stream()
+                            && let Some(rest) = this.finish()
+                        {
+                            out = [out, rest].concat().into();
+                        }
                         if !out.is_empty() {
                             return Poll::Ready(Some(Ok(Frame::data(out))));
                         }
