@@ -297,3 +297,19 @@ def test_a_lost_file_of_a_version_that_is_not_current_is_seen_before_anybody_nee
             assert refused.returncode == 1 and "gone from the store: add it again" in refused.stderr, refused.stderr
         server.cli("model", "add", "m", two, "--engine", "synthetic")
         assert server.cli_json("model", "promote", "m", candidate)["changed"] is True
+
+
+def test_the_router_is_simulated_beside_the_rules_it_replaces():
+    def rows(*arguments):
+        result = run_command(["sim", "shared-prompts", "--json", *arguments])
+        return json.loads(result.stdout)["rows"]
+
+    both = rows("--compare", "warmset,round-robin")
+    assert both == rows("--compare", "round-robin,warmset"), "the same scenario and seed give the same figures"
+    ours = [row for row in both if row["policy"] == "warmset"]
+    others = [row for row in both if row["policy"] == "round-robin"]
+    for mine, other in zip(ours, others, strict=True):
+        assert mine["hit_share"] >= 0.98 and mine["max_to_mean_in_flight"] <= 1.6 and mine["within_target_share"] >= 0.998
+        assert other["hit_share"] < 0.4
+    assert rows("--seed", "2", "--compare", "warmset") != ours
+    assert "for scenarios of models" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr

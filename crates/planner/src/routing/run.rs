@@ -4,7 +4,7 @@ use super::{
     policy::{Policy, Simple},
     replica::{Job, Replica, SLOTS},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 use warmset_core::{
     Instant,
@@ -22,7 +22,8 @@ const OUTPUT_TOKENS_MAX: f64 = 1024.0;
 const TARGET_SECONDS: f64 = 1.0;
 
 /// The world of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Scenario {
     /// Tenants, each with a system prompt of its own.
     pub tenants: u32,
@@ -37,6 +38,7 @@ pub struct Scenario {
     /// What gateways believe of that, as a factor.
     pub believed_memory: f64,
     /// Requests per second, all gateways together.
+    #[serde(skip)]
     pub requests_per_second: f64,
     /// Seconds that count, after those that do not.
     pub seconds: f64,
@@ -57,6 +59,7 @@ pub struct Scenario {
     /// Whether a replica is lost half-way.
     pub lose_replica: bool,
     /// What chance follows from.
+    #[serde(skip)]
     pub seed: u64,
 }
 

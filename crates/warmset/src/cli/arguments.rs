@@ -89,7 +89,7 @@ pub(crate) enum Command {
 /// `warmset sim`
 #[derive(Debug, Args)]
 pub(crate) struct SimArguments {
-    /// A scenario that is shipped (rare-models, office-hours), or a file that describes one
+    /// A scenario that is shipped (rare-models, office-hours, shared-prompts), or a file that describes one
     #[arg(value_name = "SCENARIO")]
     pub(crate) scenario: String,
     /// A recorded day in the place of synthetic demand: a table of the Azure Functions trace, .csv or .csv.gz

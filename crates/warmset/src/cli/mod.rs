@@ -12,6 +12,7 @@ mod model;
 mod place;
 mod run;
 mod sim;
+mod sim_routing;
 mod top;
 mod version;
 

@@ -1,6 +1,6 @@
 //! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
 
-use super::arguments::SimArguments;
+use super::{arguments::SimArguments, sim_routing};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use warmset_core::Instant;
 use warmset_planner::{
     demand::Demand,
     report::{POLICIES, Row, compare},
+    routing::plan::{self, Plan},
     scenario::{SHIPPED, Scenario},
 };
 
@@ -28,17 +29,24 @@ const SCENARIO_BYTES_MAX: u64 = 1 << 20;
 
 /// Runs a scenario and prints what came of it.
 pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
+    let description = described(&arguments.scenario)?;
+    if Plan::is_described_by(&description) {
+        return sim_routing::run(&description, arguments, output);
+    }
     let policies = policies(&arguments.compare)?;
-    let scenario = scenario(&arguments.scenario)?.with(&arguments.slots, arguments.load_seconds)?;
+    let scenario = Scenario::parse(&description)
+        .with_context(|| format!("in {}", arguments.scenario))?
+        .with(&arguments.slots, arguments.load_seconds)?;
     let trace = arguments.trace.as_deref().map(read_trace).transpose()?;
     let demand = scenario.demand(arguments.seed, trace.as_deref())?;
     if let Some(path) = &arguments.demand {
         write_demand(path, &demand).with_context(|| format!("cannot write the demand to {}", path.display()))?;
     }
-    let pairs = scenario.slots.iter().flat_map(|slots| policies.iter().map(|policy| (*slots, *policy))).collect();
+    let pairs = scenario.slots.iter().flat_map(|slots| policies.iter().map(|policy| (*slots, *policy)));
+    let pairs: Vec<_> = pairs.collect();
     let rows = {
         let _spinner = output.spinner(&format!("replaying {} requests", demand.arrivals.len()));
-        replay_all(&scenario, &demand, pairs)?
+        replay_all(&scenario, &demand, &pairs)?
     };
     let document = json!({
         "scenario": arguments.scenario,
@@ -64,28 +72,33 @@ fn write_demand(path: &Path, demand: &Demand) -> Result<()> {
     Ok(file.flush()?)
 }
 
-/// One replay for each pair of room and policy, on all cores; the rows are in the order of the pairs.
-fn replay_all(scenario: &Scenario, demand: &Demand, pairs: Vec<(usize, &'static str)>) -> Result<Vec<Row>> {
+/// One replay for each pair of room and policy; the rows are in the order of the pairs.
+fn replay_all(scenario: &Scenario, demand: &Demand, pairs: &[(usize, &'static str)]) -> Result<Vec<Row>> {
+    let rows = on_all_cores(pairs, |(slots, policy)| (*policy, compare(scenario, demand, *slots, policy)));
+    let rows = rows.into_iter().map(|(policy, row)| {
+        row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))
+    });
+    rows.collect()
+}
+
+/// Does something with each of these, as many at once as there are cores; results are in their order.
+pub(super) fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let work = || {
+    let worker = || {
         while let index = next.fetch_add(1, Ordering::Relaxed)
-            && let Some((slots, policy)) = pairs.get(index)
+            && let Some(item) = items.get(index)
         {
-            let row = compare(scenario, demand, *slots, policy);
-            done.lock().unwrap_or_else(PoisonError::into_inner).insert(index, (*policy, row));
+            let result = work(item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).insert(index, result);
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
-        for _ in 0..cores.min(pairs.len()) {
-            scope.spawn(work);
+        for _ in 0..cores.min(items.len()) {
+            scope.spawn(worker);
         }
     });
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let rows = done.into_values().map(|(policy, row)| {
-        row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))
-    });
-    rows.collect()
+    done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 /// The policies that were asked for, in the order of the table.
@@ -97,13 +110,18 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
     Ok(known.into_iter().filter(|name| wanted.is_empty() || wanted.iter().any(|other| other == name)).collect())
 }
 
-fn scenario(name: &str) -> Result<Scenario> {
-    let is_file = name.contains('/') || Path::new(name).extension().is_some_and(|ending| ending == "toml");
-    if is_file && !SHIPPED.iter().any(|(known, _)| *known == name) {
-        let text = read(File::open(name).with_context(|| format!("cannot read {name}"))?, SCENARIO_BYTES_MAX)?;
-        return Scenario::parse(&text).with_context(|| format!("in {name}"));
+/// The text of a scenario that is shipped, or of a file.
+fn described(name: &str) -> Result<String> {
+    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED]);
+    if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
+        return Ok(text.to_owned());
     }
-    Ok(Scenario::shipped(name)?)
+    if !name.contains('/') && Path::new(name).extension().is_none_or(|ending| ending != "toml") {
+        let names: Vec<&str> = shipped.by_ref().map(|(known, _)| known).collect();
+        bail!("there is no scenario {name}: there are {}; a file's name ends in .toml", names.join(", "));
+    }
+    read(File::open(name).with_context(|| format!("cannot read {name}"))?, SCENARIO_BYTES_MAX)
+        .with_context(|| format!("cannot read {name}"))
 }
 
 /// A trace as text, unpacked if it is packed.
@@ -177,6 +195,6 @@ mod tests {
         assert_eq!(read_trace(&path).unwrap(), "HashFunction,1,2\na,0,3\n");
         let missing = read_trace(Path::new("/nonexistent.csv")).unwrap_err();
         assert!(format!("{missing:#}").contains("cannot read the trace /nonexistent.csv"));
-        assert!(scenario("nothing").unwrap_err().to_string().contains("rare-models"));
+        assert!(described("nothing").unwrap_err().to_string().contains("rare-models"));
     }
 }
