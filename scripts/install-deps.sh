@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=(build-essential ca-certificates clang cmake curl libclang-dev python3 python3-venv unzip)
+packages=(build-essential ca-certificates clang cmake curl faketime libclang-dev python3 python3-venv unzip)
 rust_minimum=1.95.0
 
 fail() {

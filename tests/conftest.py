@@ -31,14 +31,14 @@ class Pools:
         self.directory = directory
         self.servers = []
 
-    def __call__(self, memory="1GiB", reserve="128MiB", models=(), wait=True, arguments=(), **tables):
+    def __call__(self, memory="1GiB", reserve="128MiB", models=(), wait=True, arguments=(), environment=None, **tables):
         """Starts a server; `models` and `tables` become its configuration."""
         tables = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
         if models:
             tables["model"] = [{key: value for key, value in model.items() if value is not None} for model in models]
         config = warmset.toml(tables) if tables else None
         place = self.directory / f"server{len(self.servers)}"
-        server = warmset.Server(place, memory, reserve, config, arguments)
+        server = warmset.Server(place, memory, reserve, config, arguments, environment=environment)
         self.servers.append(server)
         return server.start(wait)
 

@@ -60,7 +60,7 @@ def error_of(body):
 # 1: connections that never finish a header
 
 
-def test_half_open_connections_are_closed_and_others_do_not_feel_them(server):
+def test_half_open_connections_are_closed_and_others_do_not_feel_them_E1(server):
     def latencies(count):
         found = []
         for _ in range(count):
@@ -125,7 +125,7 @@ SMUGGLING = {
 
 
 @pytest.mark.parametrize("name", SMUGGLING)
-def test_ambiguous_messages_are_refused_and_the_connection_closed(server, name):
+def test_ambiguous_messages_are_refused_and_the_connection_closed_E2(server, name):
     before = requests_seen(server)
     answer = raw(server, SMUGGLING[name])
     assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
@@ -133,7 +133,7 @@ def test_ambiguous_messages_are_refused_and_the_connection_closed(server, name):
     assert requests_seen(server) == before
 
 
-def test_headers_have_a_limit(server):
+def test_headers_have_a_limit_E2(server):
     answer = raw(server, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 100_000 + b"\r\n\r\n")
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431"), answer[:200]
     many = b"".join(b"X-%d: y\r\n" % index for index in range(5000))
@@ -141,7 +141,7 @@ def test_headers_have_a_limit(server):
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431"), answer[:200]
 
 
-def test_binary_rubbish_is_no_request(server):
+def test_binary_rubbish_is_no_request_E2(server):
     for rubbish in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(200), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0" * 500):
         answer = raw(server, rubbish)
         assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408", b"HTTP/1.1 505")), answer[:100]
@@ -150,7 +150,7 @@ def test_binary_rubbish_is_no_request(server):
 # 3: sizes and numbers out of all proportion
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
+def test_a_body_over_the_limit_is_refused_before_it_is_read_E3(server):
     before = warmset.resident_set_bytes(server.pid)
     sent, chunk = 0, b"a" * MEBIBYTE
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -170,7 +170,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
     assert warmset.resident_set_bytes(server.pid) - before < 64 * MEBIBYTE
 
 
-def test_a_body_over_the_limit_without_a_length_is_refused_too(server):
+def test_a_body_over_the_limit_without_a_length_is_refused_too_E3(server):
     chunk = b"100000\r\n" + b"a" * MEBIBYTE + b"\r\n"
     sent = 0
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -184,7 +184,7 @@ def test_a_body_over_the_limit_without_a_length_is_refused_too(server):
     assert sent < 200
 
 
-def test_deep_json_is_refused(server):
+def test_deep_json_is_refused_E3(server):
     body = b'{"model":"fine","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     status, _, answer = server.post("/v1/chat/completions", body, headers={"content-type": "application/json"})
     assert status == 400
@@ -198,7 +198,7 @@ def test_deep_json_is_refused(server):
      ({"logit_bias": {str(index): 1 for index in range(200_000)}}, "logit_bias"), ({"model": 7}, "model")],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
-def test_numbers_out_of_proportion_are_named(server, fields, param):
+def test_numbers_out_of_proportion_are_named_E3(server, fields, param):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], **fields}
     status, _, answer = server.post("/v1/chat/completions", body)
     assert status in (400, 413), answer[:200]
@@ -208,7 +208,7 @@ def test_numbers_out_of_proportion_are_named(server, fields, param):
 
 @pytest.mark.parametrize("body", [b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"model":"fine"', b'{"model":"fine","prompt":"\xff"}',
                                   b'{"model":"fine","model":"fine","messages":1e999}'])  # fmt: skip
-def test_broken_json_is_a_400(server, body):
+def test_broken_json_is_a_400_E3(server, body):
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         status, _, answer = server.post(path, body, headers={"content-type": "application/json"})
         assert status == 400, (path, body, answer[:200])
@@ -219,14 +219,14 @@ def test_broken_json_is_a_400(server, body):
 
 
 @pytest.mark.parametrize("fields", [{"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}])
-def test_templates_from_callers_are_refused(server, fields):
+def test_templates_from_callers_are_refused_E4(server, fields):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
     status, _, answer = server.post("/v1/chat/completions", body)
     assert status == 400
     assert "chat_template" in answer.decode()
 
 
-def test_a_template_that_never_ends_fails_its_own_request_only(server, models, tmp_path):
+def test_a_template_that_never_ends_fails_its_own_request_only_E4(server, models, tmp_path):
     endless = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}"
     server.cli("model", "add", "endless", gguf.with_chat_template(models["q4_1"], tmp_path / "endless.gguf", endless))
     server.cli("model", "load", "endless")
@@ -248,20 +248,20 @@ NAMES = ["../../etc/passwd", "a/..%2f", "..%2f..%2fetc%2fpasswd", "CON", "fine\0
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:24])
-def test_a_strange_name_is_an_unknown_model(server, name):
+def test_a_strange_name_is_an_unknown_model_E5(server, name):
     status, _, answer = server.post("/v1/completions", {"model": name, "prompt": "x"})
     assert status == 404, answer[:200]
     assert error_of(answer)["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize("path", ["/v1/models/../../etc/passwd", "/v1/models/..%2f..%2fetc%2fpasswd", "/v1/models/%00", "/v1/models/" + "x" * 4096])
-def test_a_strange_path_is_not_found(server, path):
+def test_a_strange_path_is_not_found_E5(server, path):
     assert server.get(path)[0] in (400, 404)
     assert server.get(path.replace("/v1/", "/admin/v1/"), admin=True)[0] in (400, 404)
 
 
 @pytest.mark.parametrize("digest", ["sha256:../../x", "sha256:" + "AB" * 32, "sha256:ab", "md5:" + "ab" * 16, "../../x"])
-def test_a_strange_digest_is_refused_before_it_is_a_path(pool, models, tmp_path, digest):
+def test_a_strange_digest_is_refused_before_it_is_a_path_E6(pool, models, tmp_path, digest):
     config = warmset.toml({"model": [{"name": "m", "source": models["q4_1"], "digest": digest}]})
     path = tmp_path / "warmset.toml"
     path.write_text(config)
@@ -274,7 +274,7 @@ def test_a_strange_digest_is_refused_before_it_is_a_path(pool, models, tmp_path,
 
 
 @pytest.mark.parametrize("name", gguf.hostile_files())
-def test_a_gguf_that_lies_is_refused(server, tmp_path, name):
+def test_a_gguf_that_lies_is_refused_E7(server, tmp_path, name):
     path = tmp_path / f"{name}.gguf"
     path.write_bytes(gguf.hostile_files()[name])
     before = warmset.resident_set_bytes(server.pid)
@@ -285,7 +285,7 @@ def test_a_gguf_that_lies_is_refused(server, tmp_path, name):
     assert f"hostile-{name}" not in [model["name"] for model in server.cli_json("model", "list")["models"]]
 
 
-def test_a_real_model_cut_short_is_refused(server, models, tmp_path):
+def test_a_real_model_cut_short_is_refused_E7(server, models, tmp_path):
     whole = models["q4_1"].read_bytes()
     for name, length in (("half", len(whole) // 2), ("tail", len(whole) - 1), ("head", 4096)):
         path = tmp_path / f"{name}.gguf"
@@ -298,7 +298,7 @@ class Payload:
         return os.system, ("true",)
 
 
-def test_what_can_run_code_is_never_read(server, tmp_path):
+def test_what_can_run_code_is_never_read_E9(server, tmp_path):
     zip_archive = b"PK\x03\x04" + bytes(64) + b"archive/data.pkl"
     for name, content in (("pickle", pickle.dumps(Payload())), ("torch", zip_archive), ("text", b"#!/bin/sh\nexit 0\n")):
         path = tmp_path / f"{name}.gguf"
@@ -351,7 +351,7 @@ def stream_until_it_ends(server, name):
     return chunks
 
 
-def test_a_crash_in_mid_stream_is_an_error_for_that_stream_only(pool, tmp_path):
+def test_a_crash_in_mid_stream_is_an_error_for_that_stream_only_E13(pool, tmp_path):
     server = synthetic_pool(pool, tmp_path, crashes={"failure": "generate_crashes"}, neighbour={"decode_seconds_per_token": 0.002})
 
     def crash():
@@ -364,7 +364,7 @@ def test_a_crash_in_mid_stream_is_an_error_for_that_stream_only(pool, tmp_path):
     neighbours_unharmed(server, "neighbour", crash)
 
 
-def test_a_real_engine_killed_in_mid_stream(pool, models):
+def test_a_real_engine_killed_in_mid_stream_E13(pool, models):
     server = pool(memory="800MiB", reserve="128MiB", models=[{"name": "m", "source": models["q4_1"], "context_tokens": 2048}])
     server.cli("model", "load", "m")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60)
@@ -378,7 +378,7 @@ def test_a_real_engine_killed_in_mid_stream(pool, models):
     assert server.complete("m")[0] == 200
 
 
-def test_a_load_that_crashes_backs_off(pool, tmp_path):
+def test_a_load_that_crashes_backs_off_E13(pool, tmp_path):
     server = synthetic_pool(pool, tmp_path, crashes={"failure": "load_crashes"}, neighbour={})
     started = time.monotonic()
 
@@ -397,7 +397,7 @@ def test_a_load_that_crashes_backs_off(pool, tmp_path):
 # 14: an engine that hangs, a caller that leaves
 
 
-def test_an_engine_that_hangs_is_killed_and_its_slot_freed(pool, tmp_path):
+def test_an_engine_that_hangs_is_killed_and_its_slot_freed_E14(pool, tmp_path):
     server = synthetic_pool(pool, tmp_path, hangs={"failure": "generate_hangs"}, neighbour={"decode_seconds_per_token": 0.002})
 
     def hang():
@@ -408,7 +408,7 @@ def test_an_engine_that_hangs_is_killed_and_its_slot_freed(pool, tmp_path):
     wait_for(lambda: server.metric("warmset_running_requests", model="hangs") == 0, "its slot is free")
 
 
-def test_a_caller_that_leaves_while_queued_is_gone(pool, tmp_path):
+def test_a_caller_that_leaves_while_queued_is_gone_E14(pool, tmp_path):
     server = pool(memory="256MiB", reserve="64MiB", models=[{
         "name": "slow", "source": synthetic_model(tmp_path, "slow", decode_seconds_per_token=0.02), "engine": "synthetic",
         "parallel": 1, "max_concurrency": 1}])
@@ -430,7 +430,7 @@ def test_a_caller_that_leaves_while_queued_is_gone(pool, tmp_path):
 # 16: loads at the same time, memory beyond what was declared
 
 
-def test_simultaneous_cold_requests_share_one_load(pool, tmp_path):
+def test_simultaneous_cold_requests_share_one_load_E16(pool, tmp_path):
     server = synthetic_pool(pool, tmp_path, cold={"load_seconds": 0.5})
     with ThreadPoolExecutor(20) as threads:
         statuses = list(threads.map(lambda _: server.complete("cold")[0], range(20)))
@@ -438,7 +438,7 @@ def test_simultaneous_cold_requests_share_one_load(pool, tmp_path):
     assert server.metric("warmset_model_loads_total", model="cold") == 1
 
 
-def test_an_engine_over_its_cap_dies_alone(pool, tmp_path):
+def test_an_engine_over_its_cap_dies_alone_E16(pool, tmp_path):
     server = synthetic_pool(pool, tmp_path, greedy={"failure": "eats_memory", "memory_cap": "96MiB"},
                             neighbour={"decode_seconds_per_token": 0.002})
 
@@ -452,7 +452,7 @@ def test_an_engine_over_its_cap_dies_alone(pool, tmp_path):
 # 17: everybody wants another model at once
 
 
-def test_fifty_cold_models_at_once(pool, tmp_path):
+def test_fifty_cold_models_at_once_E17(pool, tmp_path):
     names = [f"cold-{index}" for index in range(50)]
     specs = [{"name": name, "source": synthetic_model(tmp_path, name, 24 + index / MEBIBYTE, load_seconds=0.1), "engine": "synthetic"}
              for index, name in enumerate(names)]

@@ -161,7 +161,7 @@ def test_errors_have_anthropic_s_shape(claude, fields, kind, words):
     assert body["error"]["type"] in ("invalid_request_error", "not_found_error")
 
 
-def test_a_message_that_is_cut_off_raises(pool, tmp_path):
+def test_a_message_that_is_cut_off_raises_E21(pool, tmp_path):
     model = synthetic_model(tmp_path, "crash", failure="generate_crashes")
     server = pool(models=[{"name": "crash", "source": model, "engine": "synthetic"}])
     messages = [{"role": "user", "content": "x"}]

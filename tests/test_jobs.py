@@ -48,7 +48,7 @@ def server(module_pool, models, tmp_path_factory):
     )
 
 
-def test_202_only_for_those_who_ask(server):
+def test_202_only_for_those_who_ask_E22(server):
     status, headers, body = server.complete("slow")
     assert status == 200 and "location" not in headers and body["choices"]
     server.cli("model", "unload", "slow")
@@ -174,6 +174,7 @@ def test_nonsense_under_a_name_we_know_is_told_and_other_names_are_passed_over(s
 
 def test_jobs_are_counted_while_they_wait_and_when_they_end(server):
     server.cli("model", "unload", "slow")
+    wait_for(lambda: server.metric("warmset_jobs_unfinished") == 0, "those of other tests have ended")
     before = server.metric("warmset_jobs_total", outcome="cancelled"), server.metric("warmset_jobs_total", outcome="succeeded")
     _, _, document = submit(server, "slow")
     assert sum(server.metric("warmset_jobs_unfinished", status=status) for status in ("queued", "loading", "running")) == 1
@@ -182,7 +183,7 @@ def test_jobs_are_counted_while_they_wait_and_when_they_end(server):
     ended(server, document["id"])
     after = server.metric("warmset_jobs_total", outcome="cancelled"), server.metric("warmset_jobs_total", outcome="succeeded")
     assert after == (before[0] + 1, before[1] + 1)
-    assert server.metric("warmset_jobs_unfinished") == 0
+    wait_for(lambda: server.metric("warmset_jobs_unfinished") == 0, "nothing is left")
 
 
 def test_a_list_shows_the_digest_that_answered(pool, tmp_path):
@@ -201,7 +202,7 @@ def test_a_list_shows_the_digest_that_answered(pool, tmp_path):
     assert listed["digest"] == done["digest"]
 
 
-def test_jobs_nobody_has(server):
+def test_jobs_nobody_has_E24(server):
     for method in ("GET", "DELETE"):
         status, headers, text = server.request(method, "/v1/jobs/job_00000000000000000000000000000000")
         assert (status, json.loads(text)["error"]["code"]) == (404, "job_not_found")
@@ -222,7 +223,7 @@ def test_the_command_line_lists_shows_and_cancels(server):
     assert failed.returncode == 1 and "no such job" in failed.stderr
 
 
-def test_a_key_means_one_job_also_after_a_restart(pool, models):
+def test_a_key_means_one_job_also_after_a_restart_E25(pool, models):
     server = pool(memory="1GiB", models=[{"name": "m", "source": models["q4_1"], "context_tokens": 512}])
     headers = {**ASYNC, "idempotency-key": "order-17"}
     with ThreadPoolExecutor(8) as callers:
@@ -242,7 +243,7 @@ def test_a_key_means_one_job_also_after_a_restart(pool, models):
     assert status == 200 and answer == first["result"]
 
 
-def test_a_full_queue_is_429_and_not_202(pool, tmp_path):
+def test_a_full_queue_is_429_and_not_202_E23(pool, tmp_path):
     slow = synthetic_model(tmp_path, "slow", load_seconds=60.0)
     server = pool(models=[{"name": "slow", "source": slow, "engine": "synthetic"}], gateway={"jobs_max": 3})
     names = [submit(server, "slow")[2]["id"] for _ in range(3)]

@@ -156,7 +156,7 @@ def test_completions_take_tokens(client):
     assert answer.choices[0].text
 
 
-def test_embeddings_in_both_encodings(client):
+def test_embeddings_in_both_encodings_E27(client):
     texts = ["The invoice is overdue.", "A payment is late.", "Cats sleep all day."]
     default = client.embeddings.create(model=MODEL, input=texts)  # the client asks for base64
     floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
@@ -169,7 +169,7 @@ def test_embeddings_in_both_encodings(client):
     assert norm == pytest.approx(1.0, abs=1e-3)
 
 
-def test_base64_is_little_endian_floats(server):
+def test_base64_is_little_endian_floats_E27(server):
     body = {"model": MODEL, "input": "x", "encoding_format": "base64"}
     status, _, text = server.post("/v1/embeddings", body)
     assert status == 200

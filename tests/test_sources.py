@@ -49,7 +49,7 @@ def test_a_model_is_fetched_by_a_server_and_answers(pool, files, models):
     assert len(files.requests) == 1
 
 
-def test_a_server_refuses_addresses_that_are_not_public(pool, files):
+def test_a_server_refuses_addresses_that_are_not_public_E11(pool, files):
     server = pool(memory="400MiB", reserve="128MiB", sources={"ca_file": str(files.ca_file)})
     for source in [files.url(f"/{NAME}"), f"https://127.0.0.1:{files.port}/{NAME}", "https://169.254.169.254/latest/a.gguf"]:
         status, _, body = server.post("/admin/v1/models", {"name": "a", "source": source}, admin=True)

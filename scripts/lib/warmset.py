@@ -418,6 +418,39 @@ def toml(tables):
     return "\n".join(lines)
 
 
+class WallClock:
+    """A clock on the wall that a test sets, for servers with its `environment`; what measures durations goes on as it is."""
+
+    LIBRARY = "libfaketimeMT.so.1"
+
+    def __init__(self, directory):
+        self.offset_seconds = 0
+        self.file = Path(directory) / "clock"
+        libraries = list(Path("/usr/lib").glob(f"**/faketime/{self.LIBRARY}"))
+        assert libraries, f"{self.LIBRARY} is missing: run `make deps`"
+        self.environment = {
+            "LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": str(self.file), "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }  # fmt: skip
+        self.shift(0)
+
+    def now(self):
+        return time.time() + self.offset_seconds
+
+    def shift(self, seconds):
+        self.offset_seconds += seconds
+        # In one step: a server reads it at any moment.
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{self.offset_seconds:+d}")
+        new.rename(self.file)
+
+    def set_to(self, hour_and_minute):
+        """To this time of the day in UTC."""
+        hour, minute = map(int, hour_and_minute.split(":"))
+        now = time.gmtime(self.now())
+        self.shift((hour - now.tm_hour) * 3600 + (minute - now.tm_min) * 60 - now.tm_sec)
+
+
 class Sampler(threading.Thread):
     """Calls a function again and again in the background and keeps what it returned."""
 

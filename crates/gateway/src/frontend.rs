@@ -21,7 +21,7 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
-    Digest, Priority, RequestId, TenantId, WorkerId,
+    Digest, ModelName, Priority, RequestId, TenantId, WorkerId,
     gateway::{Event, Refusal, Route, Settings, Violation},
     inference::{Reply, Work},
     worker::ModelState,
@@ -67,6 +67,8 @@ pub struct Submission {
     pub class: Priority,
     /// Time until its first byte.
     pub patience: Duration,
+    /// The name under which its tokens are counted; none if they are not.
+    pub counted_as: Option<ModelName>,
     /// What to do.
     pub work: Work,
 }

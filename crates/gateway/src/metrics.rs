@@ -192,7 +192,7 @@ impl Metrics {
         registry.register("routed", "Requests sent to a worker", self.routed.clone());
         registry.register("queue_depth", "Requests that wait", self.queue_depth.clone());
         registry.register("running_requests", "Requests at a worker", self.running.clone());
-        registry.register("tokens", "Tokens of answered requests", self.tokens.clone());
+        registry.register("tokens", "Tokens of requests that an engine has ended", self.tokens.clone());
         registry.register("jobs", "Jobs that have ended", self.jobs.clone());
         registry.register("jobs_unfinished", "Jobs that have not ended", self.jobs_unfinished.clone());
     }
@@ -232,7 +232,7 @@ impl Metrics {
         &self.latencies
     }
 
-    /// A request was answered in full.
+    /// What was computed for a request that has ended.
     pub fn record_tokens(&self, model: &str, tenant: &str, usage: Usage) {
         let kinds =
             [("prompt", usage.prompt_tokens), ("completion", usage.completion_tokens), ("cached", usage.cached_tokens)];

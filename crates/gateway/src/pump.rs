@@ -4,14 +4,40 @@
 
 use crate::{
     frontend::{REPLIES_BEHIND_MAX, Update},
+    metrics::Metrics,
     run_loop::Message,
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc::{self, error::TrySendError};
-use warmset_core::{RequestId, gateway::Event, inference::Reply, worker::Rejection};
+use warmset_core::{
+    ModelName, RequestId, TenantId,
+    gateway::Event,
+    inference::{Reply, Usage},
+    worker::Rejection,
+};
 
 /// How often a waiting pump looks at what piles up behind it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whose tokens are counted, and where. They are counted when the worker says what was computed, whether anybody still
+/// waits for the answer or not: once, since a request is finished once.
+#[derive(Clone)]
+pub(crate) struct Tally {
+    metrics: Arc<Metrics>,
+    account: Option<Arc<(ModelName, TenantId)>>,
+}
+
+impl Tally {
+    pub(crate) fn new(metrics: Arc<Metrics>, model: Option<ModelName>, tenant: &TenantId) -> Self {
+        Self { metrics, account: model.map(|model| Arc::new((model, tenant.clone()))) }
+    }
+
+    fn count(&self, usage: Usage) {
+        if let Some((model, tenant)) = self.account.as_deref() {
+            self.metrics.record_tokens(model.as_str(), tenant.as_str(), usage);
+        }
+    }
+}
 
 /// One try of one request.
 pub(crate) struct Pump {
@@ -20,6 +46,7 @@ pub(crate) struct Pump {
     pub(crate) replies: mpsc::UnboundedReceiver<Reply>,
     pub(crate) updates: mpsc::Sender<Update>,
     pub(crate) messages: mpsc::UnboundedSender<Message>,
+    pub(crate) tally: Tally,
     pub(crate) stall_timeout: Duration,
 }
 
@@ -44,10 +71,12 @@ impl Pump {
                     None
                 }
                 Reply::Done { usage, .. } => {
+                    self.tally.count(*usage);
                     let (prompt_tokens, completion_tokens) = (usage.prompt_tokens, usage.completion_tokens);
                     Some(Event::Finished { request, prompt_tokens, completion_tokens })
                 }
                 Reply::Embedded { prompt_tokens, .. } => {
+                    self.tally.count(Usage { prompt_tokens: *prompt_tokens, ..Usage::default() });
                     Some(Event::Finished { request, prompt_tokens: *prompt_tokens, completion_tokens: 0 })
                 }
                 Reply::Failed { .. } => Some(Event::Failed { request }),
@@ -112,7 +141,7 @@ fn seen(rejection: Rejection, output_seen: bool) -> Rejection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warmset_core::inference::{Timings, Usage};
+    use warmset_core::inference::Timings;
 
     const LONG: Duration = Duration::from_secs(600);
 
@@ -127,7 +156,8 @@ mod tests {
         let (replies_in, replies) = mpsc::unbounded_channel();
         let (updates, updates_out) = mpsc::channel(capacity);
         let (messages, messages_out) = mpsc::unbounded_channel();
-        let pump = Pump { request: RequestId(1), attempt: 1, replies, updates, messages, stall_timeout };
+        let tally = Tally::new(Arc::default(), ModelName::parse("m").ok(), &TenantId::anonymous());
+        let pump = Pump { request: RequestId(1), attempt: 1, replies, updates, messages, tally, stall_timeout };
         (pump, replies_in, updates_out, messages_out)
     }
 
@@ -161,11 +191,15 @@ mod tests {
         for _ in 0..5 {
             replies.send(delta()).unwrap();
         }
-        replies.send(Reply::Done { usage: Usage::default(), timings: Timings::default() }).unwrap();
+        let usage = Usage { prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
+        replies.send(Reply::Done { usage, timings: Timings::default() }).unwrap();
+        let metrics = pump.tally.metrics.clone();
         pump.run().await;
         assert!(matches!(messages.recv().await, Some(Message::Dropped { .. })));
         assert!(matches!(messages.recv().await, Some(Message::Report { event: Event::Finished { .. }, .. })));
         drop(updates);
+        let text = metrics.render(warmset_core::Instant::ZERO);
+        assert!(text.contains("kind=\"completion\"} 5\n"), "work that was done is counted: {text}");
     }
 
     #[tokio::test]

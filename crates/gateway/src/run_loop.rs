@@ -4,7 +4,7 @@ use crate::{
     frontend::{FrontendConfig, Shared, Submission, Update},
     link::{Assignment, WorkerLink},
     metrics::{GatewayFigures, Metrics},
-    pump::Pump,
+    pump::{Pump, Tally},
     recorder::Recorder,
 };
 use std::{
@@ -81,6 +81,7 @@ impl fmt::Debug for Message {
 struct Job {
     /// Until the last try has taken it.
     work: Option<Work>,
+    tally: Tally,
     updates: mpsc::Sender<Update>,
     verdict: Option<oneshot::Sender<Refusal>>,
     /// Grows with every try, so that late news of an earlier one is ignored.
@@ -131,8 +132,9 @@ impl RunLoop {
     fn take(&mut self, message: Message) {
         match message {
             Message::Submit { request, submission, updates, verdict } => {
-                let Submission { tenant, digest, class, patience, work } = *submission;
-                let job = Job { work: Some(work), updates, verdict: Some(verdict), attempt: 0, at: None };
+                let Submission { tenant, digest, class, patience, counted_as, work } = *submission;
+                let tally = Tally::new(self.metrics.clone(), counted_as, &tenant);
+                let job = Job { work: Some(work), tally, updates, verdict: Some(verdict), attempt: 0, at: None };
                 self.jobs.insert(request, job);
                 // Callers wait outside, whatever the clock's speed.
                 let patience = self.config.clock.speed().inside(patience);
@@ -272,7 +274,8 @@ impl RunLoop {
         let Some(work) = work else { return };
         let (replies_in, replies) = mpsc::unbounded_channel();
         let (updates, attempt, stall_timeout) = (job.updates.clone(), job.attempt, self.config.stall_timeout);
-        let pump = Pump { request, attempt, replies, updates, messages, stall_timeout };
+        let tally = job.tally.clone();
+        let pump = Pump { request, attempt, replies, updates, messages, tally, stall_timeout };
         job.at = Some((worker, tokio::spawn(pump.run()).abort_handle()));
         self.metrics.record_routed(if self.links.len() == 1 { "only" } else { "least_cost" });
         link.dispatch(Assignment { request, digest, tenant, class, work, replies: replies_in });

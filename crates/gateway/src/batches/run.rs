@@ -306,7 +306,9 @@ async fn run_line(batches: &Batches, endpoint: &str, line: &Line, deadline: Inst
     };
     let (mut tries, mut draining) = (0, batches.inner.draining.subscribe());
     loop {
-        let errand = Errand::new(Some(Priority::Batch), deadline.saturating_duration_since(Instant::now()));
+        // A little longer than the batch has, so that the line ends as expired.
+        let patience = deadline.saturating_duration_since(Instant::now()) + RETRY_PAUSE;
+        let errand = Errand::new(Some(Priority::Batch), patience);
         let body = line.body.clone().into_bytes().into();
         let router = batches.inner.router.clone();
         let answer = perform(router, endpoint, body, errand, batches.inner.config.answer_bytes_max).await;

@@ -107,8 +107,7 @@ impl Call {
     }
 
     /// The call was answered in full.
-    pub(crate) fn answered(&mut self, usage: Usage) {
-        self.frontend.metrics().record_tokens(self.model(), self.tenant.as_str(), usage);
+    pub(crate) fn answered(&mut self) {
         self.outcome = Some("ok");
     }
 

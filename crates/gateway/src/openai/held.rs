@@ -2,7 +2,7 @@
 //! they wait. The head of such a stream names no digest; its chunks do.
 
 use super::{
-    Api, Dialect,
+    Api, Ask, Dialect,
     ask::Generation,
     call::{Answers, Call},
     class_of, encoder, event_stream_head, resolve,
@@ -64,7 +64,8 @@ async fn answer(api: Api, mut call: Call, dialect: Dialect, mut asked: Generatio
     let answers = match &entry {
         Some(entry) => {
             let class = class_of(&call, entry, asked.tier);
-            submit(&api, &call, entry, std::mem::take(&mut asked.jobs), (class, &headers))
+            let work = Ask { jobs: std::mem::take(&mut asked.jobs), class, headers: &headers, counted: true };
+            submit(&api, &call, entry, work)
         }
         None => Answers::new(Vec::new(), None),
     };

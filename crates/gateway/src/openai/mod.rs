@@ -45,7 +45,7 @@ use std::{sync::Arc, time::Duration};
 use stream::EventStream;
 use warmset_core::{
     Priority,
-    inference::{Reply, Usage, Work},
+    inference::{Reply, Work},
 };
 
 /// The limits that the description of the routes repeats.
@@ -127,14 +127,15 @@ pub(crate) async fn count_tokens(State(api): State<Api>, request: Request) -> Re
     let counted = match find(&api, &mut call, read, &headers).await {
         Ok((_, mut asked, entry)) => {
             let class = class_of(&call, &entry, asked.tier);
-            let mut answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, &headers));
+            let work = Ask { jobs: std::mem::take(&mut asked.jobs), class, headers: &headers, counted: false };
+            let mut answers = submit(&api, &call, &entry, work);
             collect(&mut call, &mut answers, asked.choices).await
         }
         Err(error) => Err(error),
     };
     match counted {
         Ok(collected) => {
-            call.answered(Usage { prompt_tokens: 0, ..collected.usage });
+            call.answered();
             json_response(&call, json!({ "input_tokens": collected.usage.prompt_tokens }).to_string().into_bytes())
         }
         Err(error) => refuse_in(call, error, Dialect::Messages),
@@ -195,7 +196,8 @@ async fn generate(api: Api, dialect: Dialect, request: Request) -> Response {
             {
                 return response;
             }
-            let answers = submit(&api, &call, &entry, std::mem::take(&mut asked.jobs), (class, headers));
+            let work = Ask { jobs: std::mem::take(&mut asked.jobs), class, headers, counted: true };
+            let answers = submit(&api, &call, &entry, work);
             let encoder = encoder(dialect, &mut asked, Some(&entry), &call);
             if asked.stream {
                 stream_response(&api, (call, dialect), answers, encoder, asked.choices).await
@@ -253,7 +255,8 @@ pub(crate) async fn embeddings(State(api): State<Api>, request: Request) -> Resp
             if let Some(response) = jobs::defer(&api, &mut call, deferral).await {
                 return response;
             }
-            let mut answers = submit(&api, &call, &entry, vec![asked.work.clone()], (class, headers));
+            let work = Ask { jobs: vec![asked.work.clone()], class, headers, counted: true };
+            let mut answers = submit(&api, &call, &entry, work);
             embed(&mut call, &mut answers, &asked).await
         }
         Err(error) => Err(error),
@@ -278,7 +281,7 @@ async fn embed(call: &mut Call, answers: &mut Answers, asked: &Embedding) -> Res
                     return Err(ApiError::param("dimensions", message));
                 }
                 call.first_token();
-                call.answered(Usage { prompt_tokens, ..Usage::default() });
+                call.answered();
                 return Ok(embeddings::embeddings(&asked.model, &vectors, prompt_tokens, asked.encoding));
             }
             Some(Reply::Done { .. }) => return Err(ApiError::internal("the engine did not embed")),
@@ -363,11 +366,22 @@ async fn resolve(api: &Api, call: &mut Call, model: &str, headers: &HeaderMap) -
     Ok(entry)
 }
 
-fn submit(api: &Api, call: &Call, entry: &Entry, jobs: Vec<Work>, (class, headers): (Priority, &HeaderMap)) -> Answers {
+/// The requests of one call.
+struct Ask<'a> {
+    jobs: Vec<Work>,
+    class: Priority,
+    headers: &'a HeaderMap,
+    /// Whether their tokens are.
+    counted: bool,
+}
+
+fn submit(api: &Api, call: &Call, entry: &Entry, ask: Ask<'_>) -> Answers {
+    let Ask { jobs, class, headers, counted } = ask;
     let patience = call.errand.as_ref().map_or_else(|| patience(&api.config, headers), |errand| errand.patience);
     let tickets = jobs.into_iter().map(|work| {
         let (tenant, digest) = (call.tenant.clone(), entry.route.digest);
-        api.frontend.submit(Submission { tenant, digest, class, patience, work })
+        let counted_as = counted.then(|| entry.route.name.clone());
+        api.frontend.submit(Submission { tenant, digest, class, patience, counted_as, work })
     });
     Answers::new(tickets.collect(), call.errand.clone())
 }
@@ -442,13 +456,11 @@ async fn whole_response(
     mut encoder: Box<dyn Encoder>,
     choices: u32,
 ) -> Response {
-    let answered = collect(&mut call, &mut answers, choices).await.and_then(|collected| {
-        let body = encoder.whole(collected.choices()?, collected.usage);
-        Ok((body, collected.usage))
-    });
+    let collected = collect(&mut call, &mut answers, choices).await;
+    let answered = collected.and_then(|collected| Ok(encoder.whole(collected.choices()?, collected.usage)));
     match answered {
-        Ok((body, usage)) => {
-            call.answered(usage);
+        Ok(body) => {
+            call.answered();
             json_response(&call, body)
         }
         Err(error) => refuse_in(call, error, dialect),

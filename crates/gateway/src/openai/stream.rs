@@ -245,7 +245,7 @@ impl EventStream {
             return self.fail(&dialect::not_ended(), out);
         }
         self.encoder.end(self.usage, out);
-        self.call.answered(self.usage);
+        self.call.answered();
         self.phase = Phase::Ended;
     }
 

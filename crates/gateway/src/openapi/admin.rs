@@ -12,37 +12,37 @@ pub(super) fn operations() -> Vec<Operation> {
     vec![
         get("/openapi.json", "This description").answers(200, "Anything"),
         get("/metrics", "Metrics for Prometheus").answers_with(200, "text/plain", &text),
-        get("/admin/v1/models", "Every model").answers(200, "Anything"),
-        post("/admin/v1/models", "Adds a model").body("NewModel").answers(200, "Anything"),
-        get("/admin/v1/models/{name}", "One model with its measurements").answers(200, "Anything"),
-        Operation::new("DELETE", "/admin/v1/models/{name}", Admin, "Removes a model").answers(200, "Anything"),
-        post("/admin/v1/models/{name}/pin", "Keeps a model loaded").answers(200, "Anything"),
-        post("/admin/v1/models/{name}/unpin", "Lets a model go").answers(200, "Anything"),
+        get("/admin/v1/models", "Every model").answers(200, "AdminModelList"),
+        post("/admin/v1/models", "Adds a model").body("NewModel").answers(200, "AdminModel"),
+        get("/admin/v1/models/{name}", "One model with its measurements").answers(200, "AdminModel"),
+        Operation::new("DELETE", "/admin/v1/models/{name}", Admin, "Removes a model").answers(200, "ModelRemoved"),
+        post("/admin/v1/models/{name}/pin", "Keeps a model loaded").answers(200, "AdminModel"),
+        post("/admin/v1/models/{name}/unpin", "Lets a model go").answers(200, "AdminModel"),
         post("/admin/v1/models/{name}/load", "Loads a model")
             .query("wait", &json!({ "type": "boolean" }), "false answers at once")
-            .answers(200, "Anything"),
-        post("/admin/v1/models/{name}/unload", "Unloads a model").answers(200, "Anything"),
+            .answers(200, "AdminModel"),
+        post("/admin/v1/models/{name}/unload", "Unloads a model").answers(200, "AdminModel"),
         get("/admin/v1/models/{name}/logs", "The last lines of a model's engines")
             .query("lines", &whole, "how many")
-            .answers(200, "Anything"),
+            .answers(200, "LogLines"),
         post("/admin/v1/models/{name}/{action}", "Whatever else can be done with a model: alias, profile")
             .optional_body("Anything")
             .answers(200, "Anything"),
-        get("/admin/v1/workers", "Workers with their memory and processes").answers(200, "Anything"),
-        get("/admin/v1/ledger", "Every byte: sums, and who holds what").answers(200, "Anything"),
+        get("/admin/v1/workers", "Workers with their memory and processes").answers(200, "WorkerList"),
+        get("/admin/v1/ledger", "Every byte: sums, and who holds what").answers(200, "Ledger"),
         get("/admin/v1/events", "What happens, as server-sent events")
             .query("after", &whole, "goes on after this event")
             .streams(),
-        post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Anything"),
-        get("/admin/v1/jobs", "Every job").answers(200, "Anything"),
-        get("/admin/v1/jobs/{name}", "One job").answers(200, "Anything"),
-        Operation::new("DELETE", "/admin/v1/jobs/{name}", Admin, "Cancels a job").answers(200, "Anything"),
+        post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Draining"),
+        get("/admin/v1/jobs", "Every job, the newest first").query("limit", &whole, "how many").answers(200, "JobList"),
+        get("/admin/v1/jobs/{name}", "One job").answers(200, "Job"),
+        Operation::new("DELETE", "/admin/v1/jobs/{name}", Admin, "Cancels a job").answers(200, "Job"),
         get("/admin/v1/batches", "Every batch, the newest first")
             .query("limit", &whole, "how many")
-            .answers(200, "Anything"),
-        get("/admin/v1/batches/{name}", "One batch").answers(200, "Anything"),
-        Operation::new("DELETE", "/admin/v1/batches/{name}", Admin, "Cancels a batch").answers(200, "Anything"),
+            .answers(200, "BatchList"),
+        get("/admin/v1/batches/{name}", "One batch").answers(200, "Batch"),
+        Operation::new("DELETE", "/admin/v1/batches/{name}", Admin, "Cancels a batch").answers(200, "Batch"),
         post("/admin/v1/reload", "Reads the configuration again and touches only what changed")
-            .answers(200, "Anything"),
+            .answers(200, "Reloaded"),
     ]
 }

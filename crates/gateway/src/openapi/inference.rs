@@ -44,18 +44,18 @@ pub(super) fn operations() -> Vec<Operation> {
             .errors("AnthropicError"),
         get("/v1/models", "The models there are; looking loads nothing").answers(200, "ModelList"),
         get("/v1/models/{*name}", "One model").answers(200, "Model"),
-        get("/v1/jobs/{name}", "What became of a request that is answered later").answers(200, "Anything"),
-        delete("/v1/jobs/{name}", "Cancels a job").answers(200, "Anything"),
-        post("/v1/files", "Takes a file of requests in, as a form (OpenAI)").form("Upload").answers(200, "Anything"),
-        get("/v1/files", "The files there are").answers(200, "Anything"),
-        get("/v1/files/{name}", "One file").answers(200, "Anything"),
-        delete("/v1/files/{name}", "Removes a file").answers(200, "Anything"),
+        get("/v1/jobs/{name}", "What became of a request that is answered later").answers(200, "Job"),
+        delete("/v1/jobs/{name}", "Cancels a job").answers(200, "Job"),
+        post("/v1/files", "Takes a file of requests in, as a form (OpenAI)").form("Upload").answers(200, "File"),
+        get("/v1/files", "The files there are").answers(200, "FilePage"),
+        get("/v1/files/{name}", "One file").answers(200, "File"),
+        delete("/v1/files/{name}", "Removes a file").answers(200, "FileDeleted"),
         get("/v1/files/{name}/content", "What is in a file").answers_with(200, "application/octet-stream", &text),
         post("/v1/batches", "Answers the requests of a file, after those who wait (OpenAI)")
             .body("BatchRequest")
-            .answers(200, "Anything"),
-        get("/v1/batches", "The batches there are").answers(200, "Anything"),
-        get("/v1/batches/{name}", "One batch").answers(200, "Anything"),
-        post("/v1/batches/{name}/cancel", "Cancels a batch").answers(200, "Anything"),
+            .answers(200, "Batch"),
+        get("/v1/batches", "The batches there are").answers(200, "BatchPage"),
+        get("/v1/batches/{name}", "One batch").answers(200, "Batch"),
+        post("/v1/batches/{name}/cancel", "Cancels a batch").answers(200, "Batch"),
     ]
 }

@@ -4,6 +4,7 @@
 
 mod admin;
 mod inference;
+mod kept;
 mod schemas;
 
 use crate::router::{RouteSpec, Scope};

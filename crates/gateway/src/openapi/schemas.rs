@@ -12,11 +12,11 @@ fn reference(name: &str) -> Value {
 }
 
 /// An object with these properties, of which some are needed, and others not described.
-fn object(required: &[&str], properties: Value) -> Value {
+pub(super) fn object(required: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "required": required, "properties": properties })
 }
 
-fn nullable(mut schema: Value) -> Value {
+pub(super) fn nullable(mut schema: Value) -> Value {
     if let Some(kind) = schema.get("type").cloned() {
         schema["type"] = json!([kind, "null"]);
     }
@@ -149,14 +149,13 @@ fn requests() -> Value {
     })
 }
 
+/// A list in OpenAI's form.
+pub(super) fn list(items: Value) -> Value {
+    object(&["object", "data"], json!({ "object": { "const": "list" }, "data": { "type": "array", "items": items } }))
+}
+
 fn answers() -> Value {
     let usage = object(&["prompt_tokens", "total_tokens"], json!({}));
-    let list = |items: Value| {
-        object(
-            &["object", "data"],
-            json!({ "object": { "const": "list" }, "data": { "type": "array", "items": items } }),
-        )
-    };
     let choice = |field: &str| object(&["index", field, "finish_reason"], json!({ "index": { "type": "integer" } }));
     let completion = |kind: &str, field: &str| {
         object(
@@ -198,8 +197,10 @@ fn answers() -> Value {
 /// Every named schema.
 pub(super) fn all() -> Value {
     let mut all = requests();
-    if let (Some(all), Value::Object(answers)) = (all.as_object_mut(), answers()) {
-        all.extend(answers);
+    for more in [answers(), super::kept::all()] {
+        if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+            all.extend(more);
+        }
     }
     all
 }

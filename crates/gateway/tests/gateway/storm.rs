@@ -32,6 +32,7 @@ fn submission(number: u64) -> Submission {
         digest: MODEL,
         class: Priority::ALL[number as usize % 3],
         patience: LONG,
+        counted_as: None,
         work: Work::Generate(Box::new(job)),
     }
 }
