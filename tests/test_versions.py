@@ -204,6 +204,7 @@ def test_what_is_wrong_with_a_promotion_is_said_and_changes_nothing(pool, tmp_pa
     assert server.cli("model", "promote", NAME, check=False).returncode == 2
     assert server.cli("model", "promote", NAME, second, "--canary-score", "2", check=False).returncode == 2
     assert server.cli_json("model", "promote", NAME, first)["changed"] is False
+    assert "stands for this version already" in refused("promote", NAME, first, *DAYS)
     large = synthetic_model(tmp_path, "large", 512)
     third = server.cli_json("model", "add", NAME, large, "--engine", "synthetic")["candidate"]
     server.cli_json("model", "profile", NAME, "--digest", second)

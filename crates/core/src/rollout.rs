@@ -59,8 +59,8 @@ impl core::fmt::Display for CanaryFailure {
         match self {
             Self::Score { score, score_min } => write!(
                 formatter,
-                "the canary scored {score:.2} and {score_min:.2} is needed: the model does not answer as it did when it \
-                 was approved"
+                "the canary scored {score:.2} and {score_min:.2} is needed: the model does not answer what is expected \
+                 of it"
             ),
             Self::Latency { seconds, latency_max_seconds } => write!(
                 formatter,

@@ -76,6 +76,9 @@ pub(crate) async fn switch(
         "callers": "nobody: no server runs",
         "expected_seconds": settings::rewarm_seconds(&next, None),
     });
+    if version.digest == current.model.digest {
+        options.check_current(&current.model.name)?;
+    }
     if version.digest == current.model.digest || options.dry_run {
         return Ok(document);
     }

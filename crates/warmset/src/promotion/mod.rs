@@ -94,6 +94,7 @@ impl Server {
         let version = self.repository.target(&current.model, options, back, Trust::Caller).await?;
         let digest = version.digest;
         if digest == current.model.digest {
+            options.check_current(&current.model.name)?;
             let document = json!({ "name": name, "digest": digest, "from": digest, "changed": false });
             return Ok(Err(document));
         }

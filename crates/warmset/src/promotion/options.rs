@@ -3,7 +3,10 @@
 use crate::repository::Stored;
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
-use warmset_core::rollout::{Canary, Expected};
+use warmset_core::{
+    ModelName,
+    rollout::{Canary, Expected},
+};
 
 /// Tokens of an answer that a person gave the expectation for.
 const GIVEN_TOKENS: u32 = 64;
@@ -50,6 +53,19 @@ impl PromoteOptions {
     /// Who says so.
     pub(crate) fn by(&self) -> &str {
         self.by.as_deref().unwrap_or("unknown")
+    }
+
+    /// Whether a version that its name stands for already may be asked for so: nothing is approved then, so nothing is
+    /// kept of what it was to answer.
+    pub(crate) fn check_current(&self, name: &ModelName) -> Result<()> {
+        let canary = [self.canary_prompt.is_some(), self.canary_expect.is_some(), self.canary_score_min.is_some()];
+        if canary.contains(&true) || self.canary_latency_max_seconds.is_some() {
+            bail!(
+                "{name} stands for this version already, and a canary is approved when a name comes to stand for a \
+                 version: leave the canary out, or promote another version first and then this one again"
+            );
+        }
+        Ok(())
     }
 
     /// What the version must answer: what is said now; else what it was given or recorded with; else what a person gave
