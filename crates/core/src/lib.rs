@@ -22,6 +22,7 @@ pub mod routing;
 pub mod targets;
 pub mod threads;
 pub mod time;
+mod violation;
 pub mod worker;
 
 pub use ids::{Digest, JobId, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId};

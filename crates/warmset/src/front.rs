@@ -5,7 +5,7 @@ use crate::{
     config::{self, Config},
     machine,
     output::{self, Output},
-    serve::{DRAIN_TIMEOUT, Signals, bind, listen_addresses},
+    serve::{DRAIN_TIMEOUT, Signals, bind, read_place},
 };
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -25,12 +25,11 @@ const FILES_BESIDE_CONNECTIONS: u64 = 1024;
 
 /// Forwards until a signal comes. The first one lets requests finish, the second one does not.
 pub(crate) async fn run(arguments: GatewayArguments, output: Output) -> Result<()> {
-    let config = arguments.config.as_deref().map(config::read_file).transpose()?.unwrap_or_default();
+    let (config, listen, admin_listen) = read_place(&arguments.place)?;
     let replicas = replicas(&config, &arguments)?;
     if replicas.is_empty() {
         bail!("there is no replica: give --replica URL, or [[replica]] in the configuration");
     }
-    let (listen, admin_listen) = listen_addresses(arguments.listen, arguments.admin_listen, &config)?;
     let mut signals = Signals::new()?;
     let (listener, admin_listener) = (bind(listen).await?, bind(admin_listen).await?);
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -108,7 +107,7 @@ fn proxy_config(config: &Config, replicas: Vec<ReplicaConfig>) -> ProxyConfig {
 
 /// Reads the file again, when an administrator says so.
 fn reread(arguments: &GatewayArguments) -> Option<ReadReplicas> {
-    let path: PathBuf = arguments.config.clone()?;
+    let path: PathBuf = arguments.place.config.clone()?;
     let arguments = arguments.clone();
     Some(Arc::new(move || {
         let config = config::read_file(&path).map_err(|error| error.to_string())?;

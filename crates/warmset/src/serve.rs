@@ -2,7 +2,7 @@
 
 use crate::{
     admin_backend::{Backend, Server},
-    cli::ServeArguments,
+    cli::{ListenArguments, ServeArguments},
     clockwork::{self, Schedules},
     config::{self, Config},
     data::{DataLock, Locked},
@@ -107,8 +107,7 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
 
 /// The command line goes before the file.
 fn plan(arguments: ServeArguments) -> Result<Plan> {
-    let config = arguments.config.as_deref().map(config::read_file).transpose()?.unwrap_or_default();
-    let (listen, admin_listen) = listen_addresses(arguments.listen, arguments.admin_listen, &config)?;
+    let (config, listen, admin_listen) = read_place(&arguments.place)?;
     if !config.replicas.is_empty() {
         tracing::warn!("[[replica]] is for `warmset gateway`: this server answers with its own models only");
     }
@@ -120,7 +119,7 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     }
     let settings = settings::worker_settings(&config, memory, reserve).map_err(|error| {
         // Only the slices can be at fault, and only together with the memory, which the command line may have given.
-        match (&arguments.config, config.worker.slices_line) {
+        match (&arguments.place.config, config.worker.slices_line) {
             (Some(path), Some(line)) => error.context(format!("{}:{line}", path.display())),
             _ => error,
         }
@@ -132,7 +131,7 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     }
     Ok(Plan {
         config,
-        config_path: arguments.config,
+        config_path: arguments.place.config,
         listen,
         admin_listen,
         settings: settings::at_speed(settings, clock_speed),
@@ -142,22 +141,19 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     })
 }
 
-/// Where callers and administrators are listened to.
-pub(crate) fn listen_addresses(
-    listen: Option<SocketAddr>,
-    admin_listen: Option<SocketAddr>,
-    config: &Config,
-) -> Result<(SocketAddr, SocketAddr)> {
+/// The configuration, and where callers and administrators are listened to.
+pub(crate) fn read_place(place: &ListenArguments) -> Result<(Config, SocketAddr, SocketAddr)> {
+    let config = place.config.as_deref().map(config::read_file).transpose()?.unwrap_or_default();
     let address = |given: Option<SocketAddr>, file: Option<SocketAddr>, default: &str| match given.or(file) {
         Some(address) => Ok(address),
         None => default.parse().context("the default address is valid"),
     };
-    let listen = address(listen, config.gateway.listen, DEFAULT_LISTEN)?;
-    let admin_listen = address(admin_listen, config.gateway.admin_listen, crate::client::DEFAULT_ADMIN)?;
+    let listen = address(place.listen, config.gateway.listen, DEFAULT_LISTEN)?;
+    let admin_listen = address(place.admin_listen, config.gateway.admin_listen, crate::client::DEFAULT_ADMIN)?;
     if !admin_listen.ip().is_loopback() {
         bail!("administration has no keys yet, so {admin_listen} must be a loopback address: use 127.0.0.1:PORT");
     }
-    Ok((listen, admin_listen))
+    Ok((config, listen, admin_listen))
 }
 
 async fn lock(data: &Path) -> Result<DataLock> {

@@ -1,30 +1,11 @@
 //! What is always true of the gateway machine, by name. Tests and the recorder's replay check it after every event.
 
 use super::machine::{Gateway, Phase};
-use crate::ids::{Priority, RequestId};
-use alloc::{format, string::String, vec::Vec};
-use core::fmt;
-
-/// A broken promise.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    /// Which one.
-    pub invariant: &'static str,
-    /// What was found.
-    pub detail: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.invariant, self.detail)
-    }
-}
-
-impl core::error::Error for Violation {}
-
-fn hold(condition: bool, invariant: &'static str, detail: impl FnOnce() -> String) -> Result<(), Violation> {
-    if condition { Ok(()) } else { Err(Violation { invariant, detail: detail() }) }
-}
+use crate::{
+    ids::{Priority, RequestId},
+    violation::{Violation, hold},
+};
+use alloc::{format, vec::Vec};
 
 impl Gateway {
     /// Checks every invariant:

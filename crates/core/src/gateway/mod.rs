@@ -13,6 +13,6 @@ pub(crate) mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use invariants::Violation;
+pub use crate::violation::Violation;
 pub use machine::Gateway;
 pub use protocol::{Action, ColdPolicy, Event, Refusal, Route, Settings};

@@ -11,7 +11,8 @@ mod queue;
 mod record;
 mod status;
 
+pub use crate::violation::Violation;
 pub use batch::{BATCH_TRANSITIONS, BatchCounts, BatchFault, BatchRecord, BatchStatus, BatchStep, FileRecord};
-pub use queue::{Action, End, Event, JobQueue, Settings, Violation};
+pub use queue::{Action, End, Event, JobQueue, Settings};
 pub use record::{Acceptance, JobAnswer, JobLimits, JobRecord, NewJob, Unfinished};
 pub use status::{JobStatus, Step, TRANSITIONS};

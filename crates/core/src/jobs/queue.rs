@@ -7,11 +7,11 @@ use crate::{
     ids::{JobId, Priority},
     machine::Machine,
     time::Instant,
+    violation::Violation,
 };
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     format,
-    string::String,
     sync::Arc,
     vec::Vec,
 };
@@ -75,13 +75,6 @@ pub enum Action {
     Return { job: JobId, attempts: u32 },
     /// Write down how it ended. Nothing more is heard of it.
     Settle { job: JobId, status: JobStatus },
-}
-
-/// A promise that does not hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    pub invariant: &'static str,
-    pub detail: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

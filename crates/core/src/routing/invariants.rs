@@ -1,29 +1,8 @@
 //! What is always true of the router, by name. Tests check it after every event.
 
 use super::router::Router;
-use alloc::{collections::BTreeMap, format, string::String};
-use core::fmt;
-
-/// A broken promise.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    /// Which one.
-    pub invariant: &'static str,
-    /// What was found.
-    pub detail: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.invariant, self.detail)
-    }
-}
-
-impl core::error::Error for Violation {}
-
-fn hold(condition: bool, invariant: &'static str, detail: impl FnOnce() -> String) -> Result<(), Violation> {
-    if condition { Ok(()) } else { Err(Violation { invariant, detail: detail() }) }
-}
+use crate::violation::{Violation, hold};
+use alloc::{collections::BTreeMap, format};
 
 impl Router {
     /// Checks every invariant:

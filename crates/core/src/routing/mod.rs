@@ -31,9 +31,9 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
+pub use crate::violation::Violation;
 pub use breaker::{BreakerState, CONSECUTIVE_FAILURES_MAX, RETRY_AFTER_MAX};
 pub use chain::{BOUNDARIES_MAX, Boundary, PrefixBuilder, PrefixChain, Salt};
-pub use invariants::Violation;
 pub use protocol::{
     Ask, CANDIDATES_SHOWN, Candidate, Decision, Ended, ModelKey, Outcome, Refusal, ReplicaId, ReplicaSettings, Report,
     Settings, Ticket, Usage, Verdict, Weights, Why,

@@ -112,9 +112,9 @@ pub(crate) struct SimArguments {
     pub(crate) demand: Option<PathBuf>,
 }
 
-/// `warmset serve`
-#[derive(Debug, Args)]
-pub(crate) struct ServeArguments {
+/// What both servers are told: a file, and where to listen.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ListenArguments {
     /// Configuration file (TOML); the command line wins over it
     #[arg(long, value_name = "FILE", env = "WARMSET_CONFIG")]
     pub(crate) config: Option<PathBuf>,
@@ -124,6 +124,13 @@ pub(crate) struct ServeArguments {
     /// Address for administration, a loopback one [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin_listen: Option<SocketAddr>,
+}
+
+/// `warmset serve`
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    #[command(flatten)]
+    pub(crate) place: ListenArguments,
     /// Memory the pool may use, such as 2GiB [default: 80 % of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub(crate) memory: Option<Bytes>,
@@ -141,15 +148,8 @@ pub(crate) struct ServeArguments {
 /// `warmset gateway`
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GatewayArguments {
-    /// Configuration file (TOML) with [[replica]]; the command line wins over it
-    #[arg(long, value_name = "FILE", env = "WARMSET_CONFIG")]
-    pub(crate) config: Option<PathBuf>,
-    /// Address for inference [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) listen: Option<SocketAddr>,
-    /// Address for administration, a loopback one [default: 127.0.0.1:8081]
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) admin_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) place: ListenArguments,
     /// A replica, beside those of the configuration
     #[arg(long, value_name = "URL")]
     pub(crate) replica: Vec<String>,

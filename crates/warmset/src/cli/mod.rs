@@ -16,7 +16,7 @@ mod sim_routing;
 mod top;
 mod version;
 
-pub(crate) use arguments::{GatewayArguments, ServeArguments};
+pub(crate) use arguments::{GatewayArguments, ListenArguments, ServeArguments};
 
 use crate::{data, front, output, output::Output, serve};
 use anyhow::Result;
