@@ -16,7 +16,7 @@ import gguf
 import pytest
 import warmset
 from https import FileServer
-from warmset import run_command, wait_for
+from warmset import run_command, synthetic_model, wait_for
 
 NAME = "SmolLM2.gguf"
 
@@ -47,6 +47,30 @@ def test_a_model_is_fetched_by_a_server_and_answers(pool, files, models):
     # What is here is not fetched again.
     assert server.cli_json("model", "add", "far", files.url(f"/{NAME}"), "--parallel", "2")["parallel"] == 2
     assert len(files.requests) == 1
+
+
+def test_a_server_starts_without_what_is_far_and_brings_it_here(pool, files, models, tmp_path):
+    """One model is here, one comes slowly, one cannot be had: only callers of the two others wait."""
+    near = {"name": "near", "source": synthetic_model(tmp_path, "near"), "engine": "synthetic"}
+    far = {"name": "far", "source": files.url(f"/{NAME}"), "context_tokens": 512}
+    lost = {"name": "lost", "source": files.url("/absent.gguf"), "pin": True}
+    files.hold_after = 1 << 20
+    server = pool(memory="800MiB", reserve="128MiB", models=[near, far, lost], sources=files.sources())
+    assert server.complete("near")[0] == 200
+    status, headers, body = server.complete("far")
+    assert status == 503 and body["error"]["code"] == "model_loading" and int(headers["retry-after"]) > 0
+    assert "being fetched" in body["error"]["message"]
+    status, _, body = server.complete("lost")
+    assert status == 503 and "404" in body["error"]["message"], body
+    assert server.complete("nobody")[0] == 404
+    # A file that is read again begins nothing twice.
+    assert server.cli_json("admin", "reload")["unchanged"] == 3
+    files.go_on.set()
+    wait_for(lambda: server.complete("far")[0] == 200, "the model that was far is here")
+    assert len(files.ranges(f"/{NAME}")) == 1
+    server.stop()
+    server.start()
+    assert server.complete("far")[0] == 200 and server.complete("near")[0] == 200
 
 
 def test_a_server_refuses_addresses_that_are_not_public_E11(pool, files):

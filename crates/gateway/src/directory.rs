@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -94,13 +94,20 @@ pub struct Directory {
     current: watch::Sender<Arc<Snapshot>>,
     /// Callers that wait for a held name.
     waiting: AtomicUsize,
+    /// Names that lead nowhere yet, and why.
+    expected: RwLock<BTreeMap<ModelName, String>>,
 }
 
 /// Why a name leads to nothing now.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Unresolved {
     /// No model has it.
     Unknown,
+    /// The model that will have it is not here yet.
+    Expected {
+        /// What is being done about it.
+        reason: String,
+    },
     /// It is held, and its callers do not wait, or too many do, or this one has waited long enough.
     Held {
         /// What a load of the model takes.
@@ -119,7 +126,7 @@ impl Directory {
 
     /// Looks a name up, waiting while it is held. Whoever has waited gets what the name means afterwards.
     pub async fn resolve_waiting(&self, name: &str, patience: Duration) -> Result<Arc<Entry>, Unresolved> {
-        let entry = self.resolve(name).ok_or(Unresolved::Unknown)?;
+        let entry = self.resolve(name).ok_or_else(|| self.unresolved(name))?;
         if !entry.held {
             return Ok(entry);
         }
@@ -131,9 +138,20 @@ impl Directory {
         let waited = tokio::time::timeout(patience, settled).await;
         drop(place);
         match waited {
-            Ok(_) => self.resolve(name).ok_or(Unresolved::Unknown),
+            Ok(_) => self.resolve(name).ok_or_else(|| self.unresolved(name)),
             Err(_) => Err(held(true)),
         }
+    }
+
+    /// Names that no model has and some will have.
+    pub fn expect(&self, names: BTreeMap<ModelName, String>) {
+        *self.expected.write().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    fn unresolved(&self, name: &str) -> Unresolved {
+        let expected = self.expected.read().unwrap_or_else(PoisonError::into_inner);
+        let reason = ModelName::parse(name).ok().and_then(|name| expected.get(&name).cloned());
+        reason.map_or(Unresolved::Unknown, |reason| Unresolved::Expected { reason })
     }
 
     /// The name a digest was added under, for messages and metrics.
@@ -232,6 +250,18 @@ mod tests {
         assert_eq!(asking.await.unwrap().route.digest, Digest([2; 32]));
         assert_eq!(directory.name_of(&Digest([1; 32])).unwrap().as_str(), "a", "it still answers some");
         assert_eq!(directory.snapshot().routes().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_expected_is_not_unknown() {
+        let directory = Directory::default();
+        let reason = "it is being fetched".to_owned();
+        directory.expect(BTreeMap::from([(ModelName::parse("far").unwrap(), reason.clone())]));
+        let asked = async |name| directory.resolve_waiting(name, Duration::ZERO).await;
+        assert_eq!(asked("far").await, Err(Unresolved::Expected { reason }));
+        assert_eq!(asked("x").await, Err(Unresolved::Unknown));
+        directory.replace(vec![entry("far", 1, &[])], vec![]);
+        assert!(asked("far").await.is_ok(), "what is here is here");
     }
 
     #[tokio::test]

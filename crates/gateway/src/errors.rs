@@ -40,6 +40,8 @@ const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const INVALID: &str = "invalid_request_error";
 const UNAVAILABLE: &str = "service_unavailable_error";
 const SERVER: &str = "server_error";
+/// When to ask again for a model that is on its way here.
+const FETCH_RETRY_AFTER: Duration = Duration::from_secs(30);
 /// When to hand a job in again.
 const JOB_RETRY_AFTER: Duration = Duration::from_secs(30);
 
@@ -110,6 +112,11 @@ impl ApiError {
     pub(crate) fn unresolved(unresolved: Unresolved, model: &str) -> Self {
         match unresolved {
             Unresolved::Unknown => Self::model_not_found(model),
+            Unresolved::Expected { reason } => {
+                let message = format!("the model is not ready: {reason}");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, Some("model_loading"), message)
+                    .retry(FETCH_RETRY_AFTER)
+            }
             Unresolved::Held { rewarm_seconds, .. } => {
                 let retry_after = Duration::from_secs_f64(rewarm_seconds.clamp(1.0, RETRY_SECONDS_MAX));
                 Refusal::ModelLoading { retry_after }.into()

@@ -150,6 +150,11 @@ impl Location {
         }
     }
 
+    /// Whether its bytes come over a network.
+    pub fn is_far(&self) -> bool {
+        matches!(self, Self::Https(_) | Self::Hub(_) | Self::S3 { .. })
+    }
+
     /// The last part of its name, from which the kind of file follows.
     pub fn file_name(&self) -> String {
         match self {

@@ -2,6 +2,7 @@
 
 use crate::{
     clockwork::Schedules,
+    coming::Coming,
     fetch_events::Told,
     link::StoredArtifacts,
     profile,
@@ -69,6 +70,8 @@ pub(crate) struct Server {
     pub(crate) draining: AtomicBool,
     /// Names that are changing their meaning.
     pub(crate) promotions: Arc<Promotions>,
+    /// Configured models that are not here yet.
+    pub(crate) coming: Coming,
     pub(crate) configured: Configured,
     pub(crate) schedules: Schedules,
 }

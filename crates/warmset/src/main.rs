@@ -20,6 +20,7 @@ mod warmth;
 
 mod admin_backend;
 mod alone;
+mod coming;
 mod facts;
 mod fetch_events;
 mod front;

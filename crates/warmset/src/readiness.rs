@@ -15,29 +15,40 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Watches the pinned models; the probe says which of them is still awaited.
 pub(crate) async fn follow(server: Arc<Server>) -> anyhow::Result<ReadyProbe> {
-    let all = server.repository.all().await?;
-    let pinned = all.into_iter().filter(|stored| stored.model.settings.pin);
-    let pinned: BTreeMap<Digest, ModelName> = pinned.map(|stored| (stored.model.digest, stored.model.name)).collect();
-    let awaited = Arc::new(Mutex::new(pinned.values().next().cloned()));
+    let first = awaited_now(&server).await?;
+    let awaited = Arc::new(Mutex::new(first));
     let probe = awaited.clone();
-    if !pinned.is_empty() {
-        tokio::spawn(async move {
-            while let Ok(lines) = server.agent.ledger().await {
-                let states: BTreeMap<Digest, ModelState> = lines.iter().map(|line| (line.digest, line.state)).collect();
-                let next = first_awaited(&pinned, &states).cloned();
-                let settled = next.is_none();
-                *awaited.lock().unwrap_or_else(PoisonError::into_inner) = next;
-                if settled {
-                    break;
-                }
-                tokio::time::sleep(LOOK_INTERVAL).await;
+    tokio::spawn(async move {
+        // A worker that has shut down has nothing to wait for.
+        while let Ok(next) = awaited_now(&server).await {
+            let settled = next.is_none();
+            *awaited.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            if settled {
+                break;
             }
-        });
-    }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    });
     Ok(Arc::new(move || match &*probe.lock().unwrap_or_else(PoisonError::into_inner) {
         None => Ok(()),
-        Some(name) => Err(format!("the pinned model {name} is being loaded")),
+        Some(reason) => Err(reason.clone()),
     }))
+}
+
+/// What callers still have to wait for, if anything.
+async fn awaited_now(server: &Server) -> anyhow::Result<Option<String>> {
+    if let Some(name) = server.coming.first_pinned() {
+        return Ok(Some(format!("the pinned model {name} is being fetched")));
+    }
+    let models = server.repository.catalog.models().await?;
+    let pinned = models.into_iter().filter(|model| model.settings.pin);
+    let pinned: BTreeMap<Digest, ModelName> = pinned.map(|model| (model.digest, model.name)).collect();
+    if pinned.is_empty() {
+        return Ok(None);
+    }
+    let lines = server.agent.ledger().await?;
+    let states = lines.iter().map(|line| (line.digest, line.state)).collect();
+    Ok(first_awaited(&pinned, &states).map(|name| format!("the pinned model {name} is being loaded")))
 }
 
 /// A pinned model that is neither there nor known to fail.

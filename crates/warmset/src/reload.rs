@@ -81,6 +81,11 @@ impl Server {
         Ok(document)
     }
 
+    /// Whether the file as it was last read has this model so.
+    pub(crate) async fn is_configured(&self, options: &ModelOptions) -> bool {
+        self.configured.current.lock().await.models.contains(options)
+    }
+
     fn misplaced(&self, model: &ModelOptions) -> Option<String> {
         // The first tier is the host.
         let checked = model.check_place(&self.pools, self.tiers.len() - 1);
@@ -93,7 +98,8 @@ impl Server {
         let mut wishes = Vec::new();
         for model in new {
             let before = known.get(model.name.as_str());
-            if before == Some(&model) && self.repository.is_as_configured(model).await {
+            let as_is = self.coming.has(&model.name) || self.repository.is_as_configured(model).await;
+            if before == Some(&model) && as_is {
                 continue;
             }
             let aliases = before.map(|before| before.aliases.iter().filter(|alias| !model.aliases.contains(alias)));
@@ -108,7 +114,7 @@ impl Server {
     }
 
     /// Lets worker and gateway follow the catalog. Returns the models whose engine has to start again.
-    async fn follow(&self, applied: &Applied, before: &[Model]) -> Result<Vec<String>> {
+    pub(crate) async fn follow(&self, applied: &Applied, before: &[Model]) -> Result<Vec<String>> {
         let before: BTreeMap<Digest, &ModelSettings> =
             before.iter().map(|model| (model.digest, &model.settings)).collect();
         let mut reloading = Vec::new();
@@ -132,7 +138,7 @@ impl Server {
     }
 
     /// Lets names stand for what the file now says, one after the other. Returns those that do not, and why.
-    async fn promote_candidates(self: &Arc<Self>, applied: &Applied) -> Vec<Value> {
+    pub(crate) async fn promote_candidates(self: &Arc<Self>, applied: &Applied) -> Vec<Value> {
         let mut failed = Vec::new();
         for added in &applied.added {
             let Some(digest) = added.candidate else { continue };

@@ -4,6 +4,7 @@ use crate::{
     admin_backend::{Backend, Server},
     cli::{ListenArguments, ServeArguments},
     clockwork::{self, Schedules},
+    coming::Coming,
     config::{self, Config},
     data::{DataLock, Locked},
     facts::{self, Listeners},
@@ -12,7 +13,7 @@ use crate::{
     output::{self, Output},
     readiness,
     reload::Configured,
-    repository::{Repository, Runtimes},
+    repository::{ModelOptions, Repository, Runtimes},
     settings, warmth,
 };
 use anyhow::{Context, Result, anyhow, bail};
@@ -69,8 +70,9 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let (listen, admin_listen) = (listener.local_addr()?, admin_listener.local_addr()?);
     let runtimes = Runtimes::new(plan.config.runtimes.iter().cloned());
     let repository = Arc::new(Repository::open(lock.root(), runtimes, plan.config.sources.clone()).await?);
-    take_configured(&repository, &plan, output).await?;
+    let far = take_configured(&repository, &plan, output).await?;
     let server = start(&plan, repository, lock.root(), listen).await?;
+    server.bring(far);
     lock.announce(&admin_listen.to_string())?;
 
     let (stop, stopped) = watch::channel(false);
@@ -171,8 +173,10 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     bound.with_context(|| format!("cannot listen on {address}: is another server there? give another address"))
 }
 
-/// Takes the models of the configuration file into catalog and store.
-async fn take_configured(repository: &Repository, plan: &Plan, output: Output) -> Result<()> {
+/// Takes the models of the configuration file into catalog and store. Returns those whose files have to come from other
+/// machines first.
+async fn take_configured(repository: &Repository, plan: &Plan, output: Output) -> Result<Vec<ModelOptions>> {
+    let mut far = Vec::new();
     for name in repository.follow_runtimes().await? {
         tracing::warn!(%name, "the runtime of a model was defined anew: it has another digest");
     }
@@ -180,13 +184,17 @@ async fn take_configured(repository: &Repository, plan: &Plan, output: Output) -
     for model in &plan.config.models {
         let checked = model.check_place(&pools, plan.config.devices.len());
         checked.map_err(|reason| anyhow!("the configured model {}: {reason}", model.name))?;
+        if model.is_far() && !repository.is_as_configured(model).await {
+            far.push(model.clone());
+            continue;
+        }
         let added = repository.ensure(model, output.bytes_progress(&model.name)).await;
         let added = added.with_context(|| format!("the configured model {}", model.name))?;
         if let Some(old) = added.replaced {
             tracing::warn!(model = model.name, old = %old.digest, new = %added.model.digest, "the source has changed");
         }
     }
-    Ok(())
+    Ok(far)
 }
 
 fn pools(settings: &warmset_core::worker::Settings) -> Vec<PoolName> {
@@ -227,6 +235,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         data: root.to_path_buf(),
         draining: AtomicBool::new(false),
         promotions: Arc::default(),
+        coming: Coming::default(),
         configured: Configured::new(plan.config_path.clone(), &plan.config),
         schedules: Schedules::default(),
     });

@@ -8,6 +8,7 @@ use warmset_core::{
     Bytes, Digest, ModelName, PoolName, Priority, gateway::ColdPolicy, ids::join_names, targets::Targets,
 };
 use warmset_engine::protocol::EngineKind;
+use warmset_source::Location;
 
 /// Accelerators one model may need.
 const ACCELERATORS_MAX: u32 = 64;
@@ -39,6 +40,12 @@ pub(crate) struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Whether its files are on another machine.
+    pub(crate) fn is_far(&self) -> bool {
+        let location = Location::parse(&self.source);
+        command_source(&self.source).is_none() && location.is_ok_and(|location| location.is_far())
+    }
+
     /// Refuses what a server with these pools and so many accelerators does not have.
     pub(crate) fn check_place(&self, pools: &[PoolName], accelerators: usize) -> Result<(), String> {
         self.check_pool(pools).and_then(|()| self.check_accelerators(accelerators))
