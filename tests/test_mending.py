@@ -2,7 +2,7 @@
 
 import pytest
 import warmset
-from warmset import synthetic_model
+from warmset import synthetic_model, wait_for
 
 
 def blob_of(server, source):
@@ -21,14 +21,41 @@ def test_a_missing_file_is_back_once_the_model_is_added_again(pool, tmp_path, ho
     source = synthetic_model(tmp_path, "m", 16)
     server.cli("model", "add", "m", source, "--engine", "synthetic")
     blob_of(server, source).unlink()
+    # Nor is it where it came from.
+    elsewhere = source.rename(tmp_path / "elsewhere.json")
     failed = server.cli("model", "load", "m", check=False)
     assert failed.returncode != 0 and "add the model again" in failed.stderr
     assert server.complete("m")[0] == 503
     if how == "remove and add":
         server.cli("model", "remove", "m")
         assert server.ledger()["entries"] == []
+    elsewhere.rename(source)
     server.cli("model", "add", "m", source, "--engine", "synthetic")
     assert server.complete("m")[0] == 200
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_a_lost_file_is_taken_from_its_source_again_when_it_is_missed(pool, tmp_path, harm):
+    server = pool(memory="512MiB")
+    source = synthetic_model(tmp_path, "m", 16)
+    digest = server.cli_json("model", "add", "m", source, "--engine", "synthetic")["digest"]
+    blob = blob_of(server, source)
+    if harm == "gone":
+        blob.unlink()
+    else:
+        blob.chmod(0o644)
+        blob.write_bytes(b"x" + blob.read_bytes()[1:])
+    assert server.complete("m")[0] == 503, "the caller who finds it out is not kept waiting"
+    wait_for(lambda: server.complete("m")[0] == 200, "the model is back by itself")
+    assert server.digest("m") == digest
+    # Another file in its place is not what was lost.
+    server.cli("model", "unload", "m")
+    blob_of(server, source).unlink()
+    synthetic_model(tmp_path, "m", 17)
+    with warmset.Events(server) as events:
+        assert server.complete("m")[0] == 503
+        wait_for(lambda: any("reason" in event for event in events.all() if event["type"] == "model_restored"), "it is told")
+    assert server.digest("m") == digest and server.complete("m")[0] == 503
 
 
 def test_a_start_takes_a_configured_model_that_is_gone_from_its_source(pool, tmp_path):

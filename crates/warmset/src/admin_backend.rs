@@ -186,7 +186,7 @@ impl Server {
     }
 
     /// Adds a model; while its files come from another machine, listeners hear how far they are.
-    async fn fetch_and_add(&self, options: &ModelOptions, by: &str) -> Result<Added> {
+    pub(crate) async fn fetch_and_add(&self, options: &ModelOptions, by: &str) -> Result<Added> {
         let told = Told::new(self.events.clone(), options);
         let heard = told.clone();
         let added =

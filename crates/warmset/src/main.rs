@@ -28,6 +28,7 @@ mod import;
 mod job_store;
 mod link;
 mod listeners;
+mod mend;
 mod readiness;
 mod reload;
 mod schedule;

@@ -10,6 +10,7 @@ use crate::{
     facts::{self, Listeners},
     job_store::{CatalogBatches, CatalogJobs},
     link::{LocalLink, StoredArtifacts},
+    mend,
     output::{self, Output},
     readiness,
     reload::Configured,
@@ -73,6 +74,7 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let far = take_configured(&repository, &plan, output).await?;
     let server = start(&plan, repository, lock.root(), listen).await?;
     server.bring(far);
+    mend::follow(server.clone());
     lock.announce(&admin_listen.to_string())?;
 
     let (stop, stopped) = watch::channel(false);

@@ -214,6 +214,12 @@ impl Repository {
             .is_ok_and(|manifest| manifest.files.iter().all(|file| self.store.path_of(&file.sha256).is_file()))
     }
 
+    /// The model that stands for this digest, if a file of it is gone from the store.
+    pub(crate) async fn lost(&self, digest: &Digest) -> Result<Option<Model>> {
+        let models = self.catalog.models().await?;
+        Ok(models.into_iter().find(|model| model.digest == *digest && !self.holds(&model.manifest)))
+    }
+
     /// Every file of every version, by model: also of those that a name does not stand for.
     pub(crate) async fn version_files(&self) -> Result<BTreeMap<ModelName, Vec<ManifestFile>>> {
         let mut files: BTreeMap<ModelName, Vec<ManifestFile>> = BTreeMap::new();
