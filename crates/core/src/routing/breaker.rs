@@ -15,8 +15,6 @@ const WINDOW_DECAY: f32 = 1.0 - 1.0 / 32.0;
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 /// A replica that came back is asked again within this and the answer to one request.
 const OPEN_MAX: Duration = Duration::from_secs(4);
-/// The longest time a replica's `retry-after` is believed.
-pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// Tokens a request adds to the retry budget.
 const RETRY_SHARE: f64 = 0.1;
@@ -46,8 +44,6 @@ pub enum BreakerState {
 pub(super) struct Breaker {
     /// `None` while it is closed.
     open_until: Option<Instant>,
-    /// The replica asked for this: not a failure, and no probe cuts it short.
-    asked_until: Instant,
     open_next: Duration,
     consecutive: u32,
     answers: f32,
@@ -58,20 +54,11 @@ pub(super) struct Breaker {
 
 impl Breaker {
     pub(super) fn new() -> Self {
-        Self {
-            open_until: None,
-            asked_until: Instant::ZERO,
-            open_next: OPEN_FIRST,
-            consecutive: 0,
-            answers: 0.0,
-            failures: 0.0,
-            trial: false,
-        }
+        Self { open_until: None, open_next: OPEN_FIRST, consecutive: 0, answers: 0.0, failures: 0.0, trial: false }
     }
 
     pub(super) fn state(&self, now: Instant) -> BreakerState {
         match self.open_until {
-            _ if now < self.asked_until => BreakerState::Open { until: self.asked_until },
             None => BreakerState::Closed,
             Some(until) if now < until => BreakerState::Open { until },
             Some(_) => BreakerState::HalfOpen,
@@ -106,7 +93,7 @@ impl Breaker {
         self.count(0.0);
         self.consecutive = 0;
         if trial {
-            *self = Self { asked_until: self.asked_until, ..Self::new() };
+            *self = Self::new();
         }
     }
 
@@ -129,11 +116,6 @@ impl Breaker {
         if trial {
             self.trial = false;
         }
-    }
-
-    /// The replica wants to be left alone.
-    pub(super) fn asked_to_wait(&mut self, now: Instant, wait: Duration) {
-        self.asked_until = self.asked_until.max(now + wait.min(RETRY_AFTER_MAX));
     }
 
     /// A look at the replica's health: a sick one is asked nothing, a healthy one is tried at once.
@@ -223,17 +205,6 @@ mod tests {
         assert!(breaker.lets_through(at(now + 4.9)));
         breaker.probed(at(now), true);
         assert!(breaker.lets_through(at(now)), "a probe that finds it well does not wait");
-    }
-
-    #[test]
-    fn retry_after_is_kept_and_no_probe_cuts_it_short() {
-        let mut breaker = Breaker::new();
-        breaker.asked_to_wait(at(1.0), Duration::from_secs(7));
-        breaker.probed(at(2.0), true);
-        assert!(!breaker.lets_through(at(7.9)));
-        assert!(breaker.lets_through(at(8.0)));
-        breaker.asked_to_wait(at(8.0), Duration::from_secs(9999));
-        assert!(breaker.lets_through(at(8.0) + RETRY_AFTER_MAX));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     chain::Boundary,
     groups::{Seen, score},
     mirror::Matches,
-    protocol::{Ask, CANDIDATES_SHOWN, Candidate, Decision, Refusal, Ticket, Weights, Why},
+    protocol::{Ask, CANDIDATES_SHOWN, Candidate, Decision, ModelKey, Refusal, Ticket, Weights, Why},
     replica::Replica,
     router::{Open, Pool, Router, TicketPlace},
 };
@@ -95,7 +95,7 @@ impl Router {
         let pool = &self.pools[&ask.model];
         self.survey(now, ask, pool, anchor.hash, scratch);
         if scratch.members.is_empty() {
-            return Err(Refusal::Unavailable { retry_at: self.next_chance(now, pool) });
+            return Err(Refusal::Unavailable { retry_at: self.next_chance(now, ask.model, pool) });
         }
         self.mirror.look_up(ask.prefix, &mut scratch.matches);
         let best = scratch.matches.found.first().map_or(0, |found| found.end_bytes);
@@ -149,7 +149,7 @@ impl Router {
             scratch.numbers[*place] = NOWHERE;
             let Some(replica) = &self.replicas[*place] else { continue };
             let tenants = tenant_least == 0 || score(ask.tenant, *identity) >= tenant_least;
-            if !tenants || Some(replica.id) == ask.excluded || !replica.may_be_asked(now) {
+            if !tenants || Some(replica.id) == ask.excluded || !replica.may_be_asked(now, ask.model) {
                 continue;
             }
             own += replica.in_flight;
@@ -254,10 +254,10 @@ impl Router {
         computed / replica.prefill_tokens_per_second + charged / prompt.tokens_per_second
     }
 
-    /// When a replica of the pool may be asked again.
-    fn next_chance(&self, now: Instant, pool: &Pool) -> Option<Instant> {
+    /// When a replica of the model may be asked again.
+    fn next_chance(&self, now: Instant, model: ModelKey, pool: &Pool) -> Option<Instant> {
         let replicas = pool.members.iter().filter_map(|place| self.replicas[*place].as_ref());
-        replicas.filter(|replica| !replica.draining).filter_map(|replica| replica.breaker.open_until(now)).min()
+        replicas.filter(|replica| !replica.draining).filter_map(|replica| replica.next_chance(now, model)).min()
     }
 
     fn reserve(&mut self, now: Instant, ask: &Ask<'_>, prompt: &Prompt, best: u64, scratch: &Scratch) -> Decision {

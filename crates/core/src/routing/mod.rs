@@ -32,7 +32,7 @@ mod properties;
 mod tests;
 
 pub use crate::violation::Violation;
-pub use breaker::{BreakerState, CONSECUTIVE_FAILURES_MAX, RETRY_AFTER_MAX};
+pub use breaker::{BreakerState, CONSECUTIVE_FAILURES_MAX};
 pub use chain::{BOUNDARIES_MAX, Boundary, PrefixBuilder, PrefixChain, Salt};
 pub use protocol::{
     Ask, CANDIDATES_SHOWN, Candidate, Decision, Ended, ModelKey, Outcome, Refusal, ReplicaId, ReplicaSettings, Report,

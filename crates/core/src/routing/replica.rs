@@ -2,9 +2,10 @@
 
 use super::{
     breaker::Breaker,
-    protocol::{ReplicaId, ReplicaSettings},
+    protocol::{ModelKey, ReplicaId, ReplicaSettings},
 };
 use crate::time::Instant;
+use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 /// Where nothing is known: a small accelerator.
@@ -22,6 +23,8 @@ const CAPACITY_STEP: f64 = 1.02;
 const SAMPLE_TOKENS_MIN: f64 = 2048.0;
 /// What one sample of the speed counts.
 const SAMPLE_WEIGHT: f64 = 0.1;
+/// The longest time a replica's `retry-after` is believed.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 /// What a replica says of its load is old after this.
 const REPORT_AGE_MAX: Duration = Duration::from_secs(5);
 
@@ -30,6 +33,9 @@ pub(super) struct Replica {
     pub(super) id: ReplicaId,
     pub(super) settings: ReplicaSettings,
     pub(super) breaker: Breaker,
+    /// Models for which it asked to be left alone, and until when: not a failure, and no probe cuts it short. One that
+    /// is loaded or broken says nothing of the replica's others.
+    asked_until: BTreeMap<ModelKey, Instant>,
     pub(super) draining: bool,
     pub(super) instance: Option<u64>,
     /// Requests of this router on their way.
@@ -57,6 +63,7 @@ impl Replica {
         Self {
             id,
             breaker: Breaker::new(),
+            asked_until: BTreeMap::new(),
             draining: false,
             instance: None,
             in_flight: 0,
@@ -79,11 +86,29 @@ impl Replica {
             (self.capacity_said, self.capacity_tokens) = (fresh.capacity_said, fresh.capacity_tokens);
         }
         self.settings = fresh.settings;
+        self.asked_until.retain(|model, _| self.settings.models.contains(model));
     }
 
-    /// Whether a new request may be sent there.
-    pub(super) fn may_be_asked(&self, now: Instant) -> bool {
-        !self.draining && self.breaker.lets_through(now)
+    /// Whether a new request for this model may be sent there.
+    pub(super) fn may_be_asked(&self, now: Instant, model: ModelKey) -> bool {
+        !self.draining && self.breaker.lets_through(now) && self.asked_until(now, model).is_none()
+    }
+
+    /// It wants to be left alone with this model.
+    pub(super) fn asked_to_wait(&mut self, now: Instant, model: ModelKey, wait: Duration) {
+        if self.settings.models.contains(&model) {
+            let until = self.asked_until.entry(model).or_insert(now);
+            *until = (*until).max(now + wait.min(RETRY_AFTER_MAX));
+        }
+    }
+
+    fn asked_until(&self, now: Instant, model: ModelKey) -> Option<Instant> {
+        self.asked_until.get(&model).copied().filter(|until| now < *until)
+    }
+
+    /// The earliest moment at which it may be asked for this model, if that is not now.
+    pub(super) fn next_chance(&self, now: Instant, model: ModelKey) -> Option<Instant> {
+        self.breaker.open_until(now).max(self.asked_until(now, model))
     }
 
     /// Prompt tokens that lie before a new request.

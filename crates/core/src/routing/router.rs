@@ -243,7 +243,7 @@ impl Router {
                 Outcome::Cancelled => replica.breaker.undecided(open.trial),
                 Outcome::Busy { retry_after: Some(wait) } => {
                     replica.breaker.undecided(open.trial);
-                    replica.breaker.asked_to_wait(now, wait);
+                    replica.asked_to_wait(now, open.model, wait);
                 }
                 Outcome::Busy { retry_after: None } | Outcome::Failed => replica.breaker.failed(now, open.trial),
             }
@@ -262,7 +262,7 @@ impl Router {
         let elsewhere = self.pools.get(&open.model).is_some_and(|pool| {
             pool.members.iter().any(|member| {
                 let replica = self.replicas[*member].as_ref();
-                replica.is_some_and(|replica| replica.id != open.replica && replica.may_be_asked(now))
+                replica.is_some_and(|replica| replica.id != open.replica && replica.may_be_asked(now, open.model))
             })
         });
         if elsewhere && self.retry_budget.take(now) {

@@ -306,6 +306,35 @@ fn a_busy_replica_is_left_alone_for_as_long_as_it_asks() {
     let refused = router.decide(at(7.9), &ask(&prefix)).unwrap_err();
     assert_eq!(refused, Refusal::Unavailable { retry_at: Some(at(8.0)) });
     assert!(router.decide(at(8.0), &ask(&prefix)).is_ok());
+    router.reported(at(8.0), ReplicaId(0), Report::Probe { healthy: true });
+    let decision = router.decide(at(8.0), &ask(&prefix)).unwrap();
+    let endless = Ended { outcome: Outcome::Busy { retry_after: Some(Duration::MAX) }, ..failed() };
+    router.ended(at(8.0), decision.ticket, endless);
+    router.reported(at(9.0), ReplicaId(0), Report::Probe { healthy: true });
+    assert!(router.decide(at(127.9), &ask(&prefix)).is_err(), "no probe cuts it short");
+    assert!(router.decide(at(128.0), &ask(&prefix)).is_ok(), "nobody is left alone for ever");
+}
+
+#[test]
+fn a_replica_that_cannot_serve_one_model_now_is_asked_for_its_others() {
+    let mut router = Router::new(Settings::default());
+    let other = ModelKey(8);
+    let both = ReplicaSettings { models: vec![MODEL, other], ..replica(0) };
+    router.add(ReplicaId(0), both.clone());
+    let prefix = prompt(1, 0, 4000);
+    let decision = router.decide(at(1.0), &ask(&prefix)).unwrap();
+    let busy = Ended { outcome: Outcome::Busy { retry_after: Some(Duration::from_secs(60)) }, ..failed() };
+    router.ended(at(1.0), decision.ticket, busy);
+    assert!(router.decide(at(2.0), &ask(&prefix)).is_err());
+    let for_other = Ask { model: other, ..ask(&prefix) };
+    let second = router.decide(at(2.0), &for_other).unwrap();
+    router.ended(at(2.0), second.ticket, busy);
+    assert!(router.decide(at(3.0), &for_other).is_err());
+    router.add(ReplicaId(0), ReplicaSettings { models: vec![other], ..both.clone() });
+    assert!(router.decide(at(3.0), &for_other).is_err(), "what stays is left alone as before");
+    router.add(ReplicaId(0), both);
+    assert!(router.decide(at(3.0), &ask(&prefix)).is_ok(), "a model that was taken out begins anew");
+    router.check().unwrap();
 }
 
 #[test]
