@@ -32,9 +32,11 @@ const READ_BYTES: usize = 4096;
 pub(super) struct Status {
     /// A request is being answered: from the end of its head to the end of its response.
     answering: AtomicBool,
+    /// All of that request is here, its body too.
+    whole: AtomicBool,
     /// The reader, which has its timers set only between responses.
     reader: AtomicWaker,
-    /// Ends the connection if it is not answering.
+    /// Ends the connection: it has no whole request, and another one needs its place.
     pub(super) evict: Notify,
 }
 
@@ -43,8 +45,19 @@ impl Status {
         self.answering.load(Ordering::Acquire)
     }
 
+    /// A request that is all here waits for its answer, or gets it.
+    pub(super) fn is_owed(&self) -> bool {
+        self.is_answering() && self.whole.load(Ordering::Acquire)
+    }
+
+    /// The request's body is all here.
+    pub(super) fn received(&self) {
+        self.whole.store(true, Ordering::Release);
+    }
+
     /// The response is gone.
     pub(super) fn answered(&self) {
+        self.whole.store(false, Ordering::Release);
         self.answering.store(false, Ordering::Release);
         self.reader.wake();
     }

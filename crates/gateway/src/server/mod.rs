@@ -7,7 +7,7 @@ use axum::{Router, body::Body, extract::Request};
 use bytes::Bytes;
 use gate::{Gate, Status, Verdict};
 use hyper::{
-    body::{Frame, Incoming, SizeHint},
+    body::{Body as _, Frame, Incoming, SizeHint},
     header::{CONNECTION, HeaderValue, TRANSFER_ENCODING},
     server::conn::http1,
     service::service_fn,
@@ -19,7 +19,7 @@ use std::{
     io,
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 use tokio::{
@@ -49,7 +49,8 @@ pub struct ServerConfig {
     pub head_bytes_max: usize,
     /// Header fields of a request.
     pub headers_max: usize,
-    /// Open connections. At the limit the oldest one without a request makes room.
+    /// Open connections. At the limit the oldest one without a request makes room, then the oldest whose request is not
+    /// all here.
     pub connections_max: usize,
     /// Time running requests have to end at shutdown.
     pub drain_timeout: Duration,
@@ -76,7 +77,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Takes a place for a new connection; none if all are answering.
+    /// Takes a place for a new connection; none if all are owed an answer.
     fn enter(&self, max: usize) -> Option<(u64, Arc<Status>)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.1.len() >= max {
@@ -89,7 +90,9 @@ impl Connections {
     }
 
     fn evict(&self, open: &mut BTreeMap<u64, Arc<Status>>) -> Option<()> {
-        let oldest = open.iter().find(|(_, status)| !status.is_answering());
+        let idle = open.iter().find(|(_, status)| !status.is_answering());
+        // Bodies that trickle in must not keep everybody else away.
+        let oldest = idle.or_else(|| open.iter().find(|(_, status)| !status.is_owed()));
         let id = *oldest?.0;
         // Its place is free from now on; its socket closes as soon as its task runs.
         open.remove(&id)?.evict.notify_one();
@@ -192,8 +195,9 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<hyper::Response<Guarded>, Infallible> {
     let chunked = request.headers().contains_key(TRANSFER_ENCODING);
-    let guard = Answering(status);
-    let mut response = router.oneshot(request.map(Body::new)).await?;
+    let guard = Answering(status.clone());
+    let request = request.map(|body| Body::new(Incomplete::new(body, status)));
+    let mut response = router.oneshot(request).await?;
     if chunked {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -205,6 +209,43 @@ struct Answering(Arc<Status>);
 impl Drop for Answering {
     fn drop(&mut self) {
         self.0.answered();
+    }
+}
+
+/// A request's body that says when all of it is here.
+struct Incomplete {
+    body: Incoming,
+    status: Arc<Status>,
+}
+
+impl Incomplete {
+    fn new(body: Incoming, status: Arc<Status>) -> Self {
+        if body.is_end_stream() {
+            status.received();
+        }
+        Self { body, status }
+    }
+}
+
+impl hyper::body::Body for Incomplete {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        if frame.is_none() || this.body.is_end_stream() {
+            this.status.received();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

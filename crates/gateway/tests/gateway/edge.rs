@@ -237,6 +237,27 @@ async fn at_the_limit_idle_connections_make_room_and_busy_ones_stay() {
 }
 
 #[tokio::test]
+async fn at_the_limit_bodies_that_trickle_in_make_room_and_callers_who_wait_stay() {
+    let server = ServerConfig { connections_max: 8, ..ServerConfig::default() };
+    let mut harness = Harness::with(Setup { server, ..Setup::default() }).await;
+    let mut waiting = harness.send("/v1/chat/completions", &chat(json!({}))).await;
+    let assignment = harness.worker.assignment().await;
+    let mut flood = Vec::new();
+    for framing in ["content-length: 1000\r\n\r\n{", "transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"].repeat(50) {
+        let mut stream = harness.connect().await;
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n";
+        stream.write_all(format!("{head}{framing}").as_bytes()).await.unwrap();
+        flood.push(stream);
+    }
+    assert_eq!(harness.get("/v1/models").await.status, 200, "there is room for a whole request");
+    for mut stream in flood.drain(..2) {
+        assert_eq!(read_to_close(&mut stream).await, b"", "the oldest ones made room");
+    }
+    answer(&assignment, "still here");
+    assert_eq!(read_response(&mut waiting).await.status, 200);
+}
+
+#[tokio::test]
 async fn a_caller_that_does_not_read_its_stream_is_cut() {
     let server = ServerConfig { write_timeout: SHORT, ..ServerConfig::default() };
     let mut harness = Harness::with(Setup { server, ..Setup::default() }).await;
