@@ -30,7 +30,7 @@ pub enum ScenarioError {
     #[error("there is no scenario {0}: there are {names}", names = SHIPPED.map(|(name, _)| name).join(", "))]
     Unknown(String),
     /// It cannot be read.
-    #[error("the scenario cannot be read: {0}")]
+    #[error("the scenario cannot be read")]
     Toml(#[from] toml::de::Error),
     /// A value makes no sense.
     #[error("the scenario's {0}")]

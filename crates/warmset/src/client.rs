@@ -178,6 +178,10 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 /// The message in an error answer.
 fn message_of(status: u16, body: &[u8]) -> String {
     let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
+    // What a command asks for is always there on the right listener.
+    if status == 404 && (body.is_empty() || parsed["error"]["code"] == "unknown_url") {
+        return "this is not the admin listener of a `warmset serve`: give its address with --server".to_owned();
+    }
     let message = parsed["error"]["message"].as_str().or(parsed["error"].as_str());
     message.map_or_else(|| format!("the server answered with status {status}"), str::to_owned)
 }
@@ -218,6 +222,10 @@ mod tests {
         assert_eq!(message_of(404, br#"{"error":{"message":"no such model"}}"#), "no such model");
         assert_eq!(message_of(500, br#"{"error":"broken"}"#), "broken");
         assert_eq!(message_of(502, b"<html>"), "the server answered with status 502");
+        let elsewhere = br#"{"error":{"message":"there is nothing at /admin/v1/models","code":"unknown_url"}}"#;
+        for (status, body) in [(404, &elsewhere[..]), (404, &b""[..])] {
+            assert!(message_of(status, body).contains("not the admin listener"));
+        }
         assert_eq!(model_path("org/a:7b", "/pin"), "/admin/v1/models/org%2Fa:7b/pin");
     }
 }

@@ -20,7 +20,7 @@ const TOKENS_MAX: u32 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// It cannot be read.
-    #[error("the scenario cannot be read: {0}")]
+    #[error("the scenario cannot be read")]
     Toml(#[from] toml::de::Error),
     /// A value makes no sense.
     #[error("the scenario's {0}")]
