@@ -178,6 +178,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("engine_lost"), message)
     }
 
+    /// For a replica that failed in the middle of its answer.
+    pub(crate) fn answer_lost(message: &str) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("engine_lost"), message)
+    }
+
     /// 429 for a gateway that has as much to do as it may.
     pub(crate) fn too_many_requests() -> Self {
         let message = "too many requests are on their way; try again";

@@ -80,6 +80,9 @@ struct Named {
     capacity_tokens: Option<u64>,
     #[serde(default)]
     weight: Option<f64>,
+    /// The name of an environment variable of the gateway. Keys themselves are not sent.
+    #[serde(default)]
+    api_key_env: Option<String>,
 }
 
 fn parse(body: &[u8]) -> Result<Named, AdminError> {
@@ -88,11 +91,16 @@ fn parse(body: &[u8]) -> Result<Named, AdminError> {
 
 async fn add(State(proxy): State<Arc<Proxy>>, body: axum::body::Bytes) -> Answer {
     let named = parse(&body)?;
+    if named.slots == Some(0) || named.capacity_tokens == Some(0) {
+        return Err(AdminError::bad_request("slots and capacity_tokens must be at least 1"));
+    }
+    let key = named.api_key_env.as_deref().map(ReplicaConfig::key_from_environment);
     let config = ReplicaConfig {
         models: named.models,
-        slots: named.slots.filter(|slots| *slots > 0),
+        slots: named.slots,
         capacity_tokens: named.capacity_tokens,
-        weight: named.weight.filter(|weight| weight.is_finite() && *weight > 0.0).unwrap_or(1.0),
+        weight: named.weight.map_or(Ok(1.0), ReplicaConfig::check_weight).map_err(AdminError::bad_request)?,
+        api_key: key.transpose().map_err(AdminError::bad_request)?,
         ..ReplicaConfig::new(&named.url)
     };
     config.check().map_err(AdminError::bad_request)?;

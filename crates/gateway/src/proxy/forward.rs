@@ -2,8 +2,10 @@
 
 use super::{
     Proxy,
+    dialect::Dialect,
+    log::outcome_name,
     prompt::{self, Prompt, hash_of, key_of},
-    relay::{Exchange, Relay},
+    relay::{Exchange, Relay, Shape},
     replica::Endpoint,
 };
 use crate::{
@@ -13,7 +15,7 @@ use crate::{
 use axum::{
     Router as Routes,
     body::Body,
-    extract::{Request, State},
+    extract::{Path, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::get,
@@ -86,7 +88,8 @@ pub(super) fn routes(proxy: Arc<Proxy>) -> Routes {
     let mut routes = Routes::new()
         .route("/health/live", get(async || axum::Json(json!({"status": "live"}))))
         .route("/health/ready", get(ready))
-        .route("/v1/models", get(models));
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model));
     for path in PATHS {
         routes = routes.route(path, axum::routing::post(forward));
     }
@@ -110,9 +113,20 @@ async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
     for endpoint in proxy.endpoints().all() {
         names.extend(endpoint.models());
     }
-    let models: Vec<_> =
-        names.iter().map(|name| json!({"id": name, "object": "model", "created": 0, "owned_by": "replica"})).collect();
+    let models: Vec<_> = names.iter().map(|name| model_document(name)).collect();
     axum::Json(json!({"object": "list", "data": models})).into_response()
+}
+
+async fn model(State(proxy): State<Arc<Proxy>>, Path(name): Path<String>) -> Response {
+    if is_known(&proxy, &name) {
+        axum::Json(model_document(&name)).into_response()
+    } else {
+        ApiError::model_not_found(&name).into_response()
+    }
+}
+
+fn model_document(name: &str) -> serde_json::Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "replica"})
 }
 
 /// A request that was read.
@@ -127,17 +141,15 @@ struct Call {
 
 async fn forward(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let name = proxy.next_call_name();
-    let mut response = match read(&proxy, name.clone(), request).await {
-        Ok(call) => match answer(&proxy, &call).await {
-            Ok(response) => response,
-            Err(error) => {
-                let model = known_model(&proxy, &call.prompt.model);
-                proxy.metrics.refused(&model, error.outcome());
-                error.into_response()
-            }
-        },
-        Err(error) => error.into_response(),
+    let dialect = Dialect::of(request.uri().path());
+    let answered = match read(&proxy, name.clone(), request).await {
+        Ok(call) => answer(&proxy, &call).await.inspect_err(|error| {
+            let model = known_model(&proxy, &call.prompt.model);
+            proxy.metrics.refused(&model, error.outcome());
+        }),
+        Err(error) => Err(error),
     };
+    let mut response = answered.unwrap_or_else(|error| dialect.error_response(error));
     if let Ok(value) = HeaderValue::from_str(&name) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -152,7 +164,10 @@ async fn read(proxy: &Proxy, name: String, request: Request) -> Result<Call, Api
     let deadline = Instant::now() + patience(&proxy.config.api, &head.headers);
     let body = read_any_body(&proxy.config.api, Request::from_parts(head.clone(), body)).await?;
     let path = head.uri.path().to_owned();
-    let prompt = parse_aside(body.clone(), move |body| Ok(prompt::read(body, &path))).await?;
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let form = kind.is_some_and(|kind| kind.starts_with("multipart/form-data"));
+    let read = move |body: &[u8]| Ok(if form { prompt::read_form(body) } else { prompt::read(body, &path) });
+    let prompt = parse_aside(body.clone(), read).await?;
     // Nobody's name: callers with one credential are one tenant.
     let credential = head.headers.get(header::AUTHORIZATION).or_else(|| head.headers.get("x-api-key"));
     let tenant = credential.map_or(0, |value| hash_of(value.as_bytes()));
@@ -172,8 +187,11 @@ async fn answer(proxy: &Arc<Proxy>, call: &Call) -> Result<Response, ApiError> {
         Tried::Again(failed, first) => match attempt(proxy, call, Some(failed)).await {
             Ok(Tried::Answered(response)) => Ok(response),
             Ok(Tried::Again(_, second)) => second,
-            // Nobody else can be asked: what the first one said stands.
-            Err(_) => first,
+            // Nobody else can answer: what the first one said stands.
+            Err(_) => first.inspect(|response| {
+                let outcome = outcome_of(response.status(), response.headers());
+                proxy.metrics.refused(&call.prompt.model, outcome_name(outcome));
+            }),
         },
     }
 }
@@ -184,7 +202,7 @@ async fn attempt(proxy: &Arc<Proxy>, call: &Call, failed: Option<ReplicaId>) -> 
     let explained = call.head.headers.contains_key(EXPLAIN).then(|| explanation(&decision, &endpoint));
     let entry = proxy.log.note((&call.name, &call.prompt.model), decision, names, failed.is_some());
     let model = call.prompt.model.as_str();
-    let mut exchange = Exchange::new(proxy.clone(), decision.ticket, entry, model, failed.is_some());
+    let mut exchange = Exchange::new(proxy.clone(), &decision, entry, model, failed.is_some());
     let request = outgoing(call, &endpoint)?;
     let sent = tokio::time::timeout_at(call.deadline, proxy.upstream.request(request)).await;
     let error = match sent {
@@ -195,14 +213,33 @@ async fn attempt(proxy: &Arc<Proxy>, call: &Call, failed: Option<ReplicaId>) -> 
         }
         Err(_) => warmset_core::gateway::Refusal::DeadlinePassed.into(),
     };
-    let late = call.deadline <= Instant::now();
-    Ok(match exchange.end(Outcome::Failed, None) {
-        Verdict::RetryElsewhere if !late => Tried::Again(endpoint.id, Err(error)),
-        _ => return Err(error),
-    })
+    if call.deadline <= Instant::now() {
+        // There is no time left for anybody else.
+        exchange.leave_late();
+        return Err(error);
+    }
+    match exchange.leave(Outcome::Failed, None) {
+        Verdict::RetryElsewhere => Ok(Tried::Again(endpoint.id, Err(error))),
+        Verdict::Over => Err(error),
+    }
 }
 
 fn decide(proxy: &Proxy, call: &Call, excluded: Option<ReplicaId>) -> Result<(Decision, Arc<Endpoint>), ApiError> {
+    let (decision, endpoint) = decide_once(proxy, call, excluded)?;
+    if let Some(endpoint) = endpoint {
+        return Ok((decision, endpoint));
+    }
+    // It was taken away this moment, and the router learns of it next.
+    let (decision, endpoint) = decide_once(proxy, call, Some(decision.replica))?;
+    endpoint.map(|endpoint| (decision, endpoint)).ok_or_else(|| ApiError::no_replica(None))
+}
+
+/// A decision that is for a replica which is gone is over at once.
+fn decide_once(
+    proxy: &Proxy,
+    call: &Call,
+    excluded: Option<ReplicaId>,
+) -> Result<(Decision, Option<Arc<Endpoint>>), ApiError> {
     let ask = Ask {
         model: key_of(&call.prompt.model),
         prefix: &call.prompt.chain,
@@ -220,15 +257,12 @@ fn decide(proxy: &Proxy, call: &Call, excluded: Option<ReplicaId>) -> Result<(De
         Refusal::Unavailable { retry_at } => ApiError::no_replica(retry_at.map(|at| at.since(now))),
         Refusal::TooMany => ApiError::too_many_requests(),
     })?;
-    match proxy.endpoints().get(decision.replica) {
-        Some(endpoint) => Ok((decision, endpoint)),
-        None => {
-            // It was taken away this moment.
-            let ended = Ended { outcome: Outcome::Cancelled, output_started: false, retried: false, usage: None };
-            proxy.router().ended(now, decision.ticket, ended);
-            Err(ApiError::no_replica(None))
-        }
+    let endpoint = proxy.endpoints().get(decision.replica);
+    if endpoint.is_none() {
+        let ended = Ended { outcome: Outcome::Cancelled, output_started: false, retried: false, usage: None };
+        proxy.router().ended(now, decision.ticket, ended);
     }
+    Ok((decision, endpoint))
 }
 
 /// Names of the replicas that a decision speaks of.
@@ -307,9 +341,7 @@ fn received(
     let (mut head, body) = response.into_parts();
     let outcome = outcome_of(head.status, &head.headers);
     let again = outcome != Outcome::Finished && exchange.end(outcome, None) == Verdict::RetryElsewhere;
-    for name in HOP_BY_HOP {
-        head.headers.remove(name);
-    }
+    remove_hop_by_hop(&mut head.headers);
     let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_stream = kind.starts_with("text/event-stream");
     let hides_usage = call.prompt.usage_at.is_some();
@@ -322,13 +354,35 @@ fn received(
     if let Some(Ok(value)) = explained.map(|text| HeaderValue::from_str(&text)) {
         head.headers.insert(DECISION, value);
     }
-    let relay = Relay::new(body, exchange, outcome, (is_stream, hides_usage), proxy.config.idle_timeout);
+    let shape = Shape { is_stream, hides_usage, dialect: Dialect::of(call.head.uri.path()) };
+    let relay = Relay::new(body, exchange, outcome, shape, proxy.config.idle_timeout);
     let response = Response::from_parts(head, Body::new(relay));
     if again { Tried::Again(endpoint.id, Ok(response)) } else { Tried::Answered(response) }
 }
 
+/// Takes out what concerns the connection to the replica: also what that connection names itself.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| !matches!(*name, header::CONTENT_LENGTH | header::CONTENT_TYPE))
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+fn is_known(proxy: &Proxy, model: &str) -> bool {
+    proxy.endpoints().all().any(|endpoint| endpoint.models().contains(model))
+}
+
 /// The label of a model in metrics: hostile names make no series.
 fn known_model(proxy: &Proxy, model: &str) -> String {
-    let known = proxy.endpoints().all().any(|endpoint| endpoint.models().contains(model));
-    if known { model.to_owned() } else { crate::metrics::UNKNOWN_MODEL.to_owned() }
+    if is_known(proxy, model) { model.to_owned() } else { crate::metrics::UNKNOWN_MODEL.to_owned() }
 }

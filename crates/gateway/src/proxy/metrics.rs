@@ -106,7 +106,13 @@ impl ProxyMetrics {
         if outcome == Outcome::Finished {
             self.durations.get_or_create(&ModelLabels { model: model.to_owned() }).observe(seconds);
         }
-        let Some(counted) = counted else { return };
+        if let Some(counted) = counted {
+            self.metered(model, counted);
+        }
+    }
+
+    /// So many tokens were read and written.
+    pub(super) fn metered(&self, model: &str, counted: Counted) {
         let kinds = [
             ("prompt", counted.prompt_tokens),
             ("completion", counted.completion_tokens),

@@ -5,6 +5,7 @@
 //! it wants its usage is asked for it, and the caller does not see it.
 
 mod admin;
+mod dialect;
 mod figures;
 mod forward;
 mod log;

@@ -4,10 +4,14 @@
 //! copied: two clients that escape the same text differently share no prefix, which costs a replica's time and
 //! nothing else. What cannot be read is no error here: the replica judges it.
 
-use serde::Deserialize;
+use memchr::memmem;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use warmset_core::routing::{ModelKey, PrefixBuilder, PrefixChain, Salt};
+
+/// The longest name of a model in a form.
+const FORM_FIELD_BYTES_MAX: usize = 1024;
 
 /// A request as the router sees it.
 #[derive(Debug)]
@@ -31,7 +35,8 @@ struct Body<'a> {
     model: Option<&'a RawValue>,
     #[serde(borrow, default)]
     stream: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    /// `null` is a word of the caller too.
+    #[serde(borrow, default, deserialize_with = "written")]
     stream_options: Option<&'a RawValue>,
     #[serde(borrow, default)]
     tools: Option<&'a RawValue>,
@@ -55,6 +60,26 @@ struct Message<'a> {
     content: Option<&'a RawValue>,
     #[serde(borrow, default)]
     tool_calls: Option<&'a RawValue>,
+}
+
+fn written<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Reads a form, as those of recordings are: its model decides, and nothing of it is kept by replicas.
+pub(super) fn read_form(body: &[u8]) -> Prompt {
+    let model = form_field(body, b"name=\"model\"").unwrap_or_default();
+    let chain = PrefixBuilder::new(Salt::new(b"", model.as_bytes())).finish();
+    Prompt { model, chain, stream: false, usage_at: None }
+}
+
+/// The text of a part: it stands between an empty line and the end of the line.
+fn form_field(body: &[u8], name: &[u8]) -> Option<String> {
+    const EMPTY_LINE: &[u8] = b"\r\n\r\n";
+    let head = &body[memmem::find(body, name)?..];
+    let text = &head[memmem::find(head, EMPTY_LINE)? + EMPTY_LINE.len()..];
+    let line = &text[..memmem::find(text, b"\r\n")?.min(FORM_FIELD_BYTES_MAX)];
+    std::str::from_utf8(line).ok().map(str::to_owned)
 }
 
 /// Reads a body. One that is no JSON object has no model and is as a whole its prompt.
@@ -142,7 +167,21 @@ mod tests {
         assert_eq!(asked(r#" {"stream": true }"#, CHAT), Some(2));
         assert_eq!(asked(r#"{"stream":false}"#, CHAT), None);
         assert_eq!(asked(r#"{"stream":true,"stream_options":{"include_usage":false}}"#, CHAT), None);
+        assert_eq!(asked(r#"{"stream":true,"stream_options":null}"#, CHAT), None);
         assert_eq!(asked(r#"{"stream":true}"#, "/v1/messages"), None);
+    }
+
+    #[test]
+    fn forms_name_their_model() {
+        let form = |model: &str| {
+            format!(
+                "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nx\r\n\
+                 --b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n--b--\r\n"
+            )
+        };
+        assert_eq!(read_form(form("whisper-1").as_bytes()).model, "whisper-1");
+        assert_eq!(read_form(b"--b\r\nname=\"model\"").model, "");
+        assert_eq!(read_form(b"").model, "");
     }
 
     #[test]

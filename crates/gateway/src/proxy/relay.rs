@@ -2,8 +2,10 @@
 
 use super::{
     Proxy,
-    usage::{Counted, Events, Tail},
+    dialect::Dialect,
+    usage::{Counted, Events, Tail, pieces_in},
 };
+use crate::errors::ApiError;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use std::{
@@ -14,7 +16,7 @@ use std::{
     time::Duration,
 };
 use tokio::time::{Instant, Sleep};
-use warmset_core::routing::{Ended, Outcome, Ticket, Verdict};
+use warmset_core::routing::{Decision, Ended, Outcome, Ticket, Verdict};
 
 /// Holds a request's place at the router. Dropped without an end, the caller went away.
 pub(super) struct Exchange {
@@ -22,15 +24,25 @@ pub(super) struct Exchange {
     ticket: Option<Ticket>,
     entry: u64,
     model: String,
+    /// Estimated.
+    prompt_tokens: u64,
     began: Instant,
     retried: bool,
     output_started: bool,
 }
 
 impl Exchange {
-    pub(super) fn new(proxy: Arc<Proxy>, ticket: Ticket, entry: u64, model: &str, retried: bool) -> Self {
-        let model = model.to_owned();
-        Self { proxy, ticket: Some(ticket), entry, model, began: Instant::now(), retried, output_started: false }
+    pub(super) fn new(proxy: Arc<Proxy>, decision: &Decision, entry: u64, model: &str, retried: bool) -> Self {
+        Self {
+            proxy,
+            ticket: Some(decision.ticket),
+            entry,
+            model: model.to_owned(),
+            prompt_tokens: decision.prompt_tokens,
+            began: Instant::now(),
+            retried,
+            output_started: false,
+        }
     }
 
     /// The first of the answer is here.
@@ -46,17 +58,45 @@ impl Exchange {
         self.proxy.metrics.first_token(&self.model, seconds);
     }
 
-    /// The request has ended here.
+    /// The request has ended here, and what the replica said is the answer unless it can be tried elsewhere.
     pub(super) fn end(&mut self, outcome: Outcome, counted: Option<Counted>) -> Verdict {
+        if self.ticket.is_none() {
+            return Verdict::Over;
+        }
+        let verdict = self.leave(outcome, counted);
+        if verdict == Verdict::Over {
+            self.proxy.metrics.ended(&self.model, outcome, self.began.elapsed().as_secs_f64(), counted);
+        }
+        verdict
+    }
+
+    /// The request has ended here without an answer: whoever answers it counts it.
+    pub(super) fn leave(&mut self, outcome: Outcome, counted: Option<Counted>) -> Verdict {
         let Some(ticket) = self.ticket.take() else { return Verdict::Over };
         let usage = counted.map(Counted::for_router);
         let ended = Ended { outcome, output_started: self.output_started, retried: self.retried, usage };
         let verdict = self.proxy.router().ended(self.proxy.clock.now(), ticket, ended);
         self.proxy.log.ended(self.entry, outcome, counted);
-        if verdict == Verdict::Over {
-            self.proxy.metrics.ended(&self.model, outcome, self.began.elapsed().as_secs_f64(), counted);
-        }
         verdict
+    }
+
+    /// The replica failed, and there is no time to ask another one.
+    pub(super) fn leave_late(&mut self) {
+        self.retried = true;
+        self.leave(Outcome::Failed, None);
+    }
+
+    /// The answer breaks off. What the replica did not come to count is metered by what came of it.
+    fn cut(&mut self, outcome: Outcome, counted: Option<Counted>, tokens: u64) {
+        if self.ticket.is_none() {
+            return;
+        }
+        self.end(outcome, counted);
+        if counted.is_none() && tokens > 0 {
+            let estimate =
+                Counted { prompt_tokens: self.prompt_tokens, completion_tokens: tokens, cached_tokens: None };
+            self.proxy.metrics.metered(&self.model, estimate);
+        }
     }
 }
 
@@ -85,14 +125,25 @@ enum Phase {
     Over,
 }
 
+/// What kind of answer it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) is_stream: bool,
+    /// The caller did not ask for the usage that the gateway asked for.
+    pub(super) hides_usage: bool,
+    pub(super) dialect: Dialect,
+}
+
 /// The body of an answer.
 pub(super) struct Relay {
     body: Incoming,
     exchange: Exchange,
     outcome: Outcome,
-    /// There if the caller did not ask for the usage that the gateway asked for.
+    /// There if the usage is hidden.
     events: Option<Events>,
-    is_stream: bool,
+    shape: Shape,
+    /// Pieces of a stream so far.
+    pieces: u64,
     tail: Tail,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
@@ -104,28 +155,37 @@ impl Relay {
         body: Incoming,
         exchange: Exchange,
         outcome: Outcome,
-        (is_stream, hide_usage): (bool, bool),
+        shape: Shape,
         idle_timeout: Duration,
     ) -> Self {
-        let events = (is_stream && hide_usage).then(Events::default);
+        let events = (shape.is_stream && shape.hides_usage).then(Events::default);
         let idle = Box::pin(tokio::time::sleep(idle_timeout));
-        Self {
+        let mut relay = Self {
             body,
             exchange,
             outcome,
             events,
-            is_stream,
+            shape,
+            pieces: 0,
             tail: Tail::default(),
             idle,
             idle_timeout,
             phase: Phase::Passing,
+        };
+        if relay.body.is_end_stream() {
+            // Nobody asks for any of an answer without a body.
+            relay.finish();
         }
+        relay
     }
 
     fn take(&mut self, data: Bytes) -> Bytes {
         self.exchange.first_output();
         self.idle.as_mut().reset(Instant::now() + self.idle_timeout);
         self.tail.push(&data);
+        if self.shape.is_stream {
+            self.pieces += pieces_in(&data);
+        }
         match &mut self.events {
             Some(events) => events.pass(&data).into(),
             None => data,
@@ -142,16 +202,27 @@ impl Relay {
 
     /// The replica cannot say the rest: a stream says so, and none ends as if it were whole.
     fn break_off(&mut self, reason: &'static str) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        self.exchange.end(Outcome::Failed, None);
-        if !self.is_stream {
+        self.cut(Outcome::Failed);
+        // In the middle of an event there is no place for another one. What is held back is always whole.
+        let has_place = self.events.is_some() || self.tail.is_between_events();
+        if !self.shape.is_stream || !has_place {
             self.phase = Phase::Over;
             return Poll::Ready(Some(Err(Broken(reason))));
         }
         self.phase = Phase::Breaking(reason);
-        let error = serde_json::json!({"error": {
-            "message": reason, "type": "server_error", "param": null, "code": "engine_lost",
-        }});
-        Poll::Ready(Some(Ok(Frame::data(format!("\n\ndata: {error}\n\n").into()))))
+        let event = self.shape.dialect.error_event(&ApiError::answer_lost(reason));
+        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+    }
+
+    fn cut(&mut self, outcome: Outcome) {
+        self.exchange.cut(outcome, self.tail.counted(), self.shape.dialect.tokens_in(self.pieces));
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // The caller went away, unless the answer has ended.
+        self.cut(Outcome::Cancelled);
     }
 }
 

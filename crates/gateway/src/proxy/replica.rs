@@ -11,6 +11,7 @@ use warmset_core::routing::{ReplicaId, ReplicaSettings};
 
 /// Requests that a replica is taken to compute at a time unless it is known.
 const SLOTS_DEFAULT: u32 = 64;
+const WEIGHT_MAX: f64 = 1_000.0;
 /// Replicas of one gateway.
 pub const REPLICAS_MAX: usize = 1024;
 
@@ -38,6 +39,25 @@ impl fmt::Debug for ReplicaConfig {
 }
 
 impl ReplicaConfig {
+    /// The key that an environment variable of this process holds.
+    pub fn key_from_environment(name: &str) -> Result<String, String> {
+        match std::env::var(name) {
+            Ok(key) if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
+            Ok(_) | Err(std::env::VarError::NotUnicode(_)) => {
+                Err(format!("the environment variable {name} holds no key"))
+            }
+            Err(std::env::VarError::NotPresent) => {
+                Err(format!("there is no environment variable {name}: set it to the replica's key"))
+            }
+        }
+    }
+
+    /// Whether this is a weight.
+    pub fn check_weight(weight: f64) -> Result<f64, String> {
+        let allowed = weight > 0.0 && weight <= WEIGHT_MAX;
+        allowed.then_some(weight).ok_or_else(|| format!("a weight must be above 0 and at most {WEIGHT_MAX}"))
+    }
+
     /// A replica of which only the address is known.
     pub fn new(url: &str) -> Self {
         Self { url: url.to_owned(), api_key: None, models: Vec::new(), slots: None, capacity_tokens: None, weight: 1.0 }
@@ -129,7 +149,8 @@ impl Endpoint {
 
     /// What the router must know of it.
     pub(super) fn settings(&self) -> ReplicaSettings {
-        let models = self.models().iter().map(|model| key_of(model)).collect();
+        // A request may leave its model open: then any replica can say what it makes of it.
+        let models = self.models().iter().map(|model| key_of(model)).chain([key_of("")]).collect();
         let heard = self.heard();
         ReplicaSettings {
             identity: hash_of(self.name.as_bytes()),

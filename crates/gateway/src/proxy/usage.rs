@@ -54,6 +54,11 @@ impl Tail {
         self.0.extend_from_slice(kept);
     }
 
+    /// Whether what came so far is whole events.
+    pub(super) fn is_between_events(&self) -> bool {
+        self.0.is_empty() || self.0.ends_with(b"\n\n") || self.0.ends_with(b"\r\n\r\n")
+    }
+
     /// What was counted, if the end of the answer says so.
     pub(super) fn counted(&self) -> Option<Counted> {
         let mut places = memmem::rfind_iter(&self.0, b"\"usage\"");
@@ -77,6 +82,11 @@ impl Tail {
         let text = std::str::from_utf8(&digits[..digits.len().min(24)]).ok()?.trim_start();
         text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
     }
+}
+
+/// Pieces of a stream, of which servers make one for each token.
+pub(super) fn pieces_in(bytes: &[u8]) -> u64 {
+    memmem::find_iter(bytes, b"data: {").count() as u64
 }
 
 fn object_behind<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {

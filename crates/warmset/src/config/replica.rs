@@ -10,7 +10,6 @@ use warmset_gateway::proxy::ReplicaConfig;
 const KIND: &str = "openai";
 /// Requests that one replica may compute at a time.
 const SLOTS_MAX: u32 = 65_536;
-const WEIGHT_MAX: f64 = 1_000.0;
 
 /// Reads all of them; each address may be named once.
 pub(super) fn read_replicas(reader: &mut Reader<'_>, sections: Vec<Section<'_>>) -> Vec<ReplicaConfig> {
@@ -36,14 +35,8 @@ fn read_replica(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Rep
         KIND => Ok(()),
         other => Err(format!("there is no kind {other:?} of replica: write \"{KIND}\"")),
     });
-    let api_key = section.take(reader, "api_key_env", |value| {
-        let name = reader::text(value)?;
-        match std::env::var(&name) {
-            Ok(key) if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
-            Ok(_) => Err(format!("the environment variable {name} holds no key")),
-            Err(_) => Err(format!("there is no environment variable {name}: set it to the replica's key")),
-        }
-    });
+    let api_key =
+        section.take(reader, "api_key_env", |value| ReplicaConfig::key_from_environment(&reader::text(value)?));
     let replica = ReplicaConfig {
         url: url.clone().unwrap_or_default(),
         api_key,
@@ -57,7 +50,5 @@ fn read_replica(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<Rep
 }
 
 fn weight(value: &toml::de::DeValue<'_>) -> Result<f64, String> {
-    let weight = reader::number(value)?;
-    let allowed = weight > 0.0 && weight <= WEIGHT_MAX;
-    allowed.then_some(weight).ok_or_else(|| format!("must be above 0 and at most {WEIGHT_MAX}"))
+    ReplicaConfig::check_weight(reader::number(value)?)
 }
