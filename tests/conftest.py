@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "lib"))
 
 import warmset  # noqa: E402
+from fleet import Fleet  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,3 +64,10 @@ def module_pool(tmp_path_factory):
     pools = Pools(tmp_path_factory.mktemp("pool"))
     yield pools
     pools.close()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()

@@ -244,6 +244,35 @@ class Server:
         return engine_processes(self.pid)
 
 
+class Gateway(Server):
+    """One `warmset gateway` in front of these URLs."""
+
+    def __init__(self, directory, replicas, config=None):
+        super().__init__(directory, config=config)
+        self.replicas = replicas
+
+    def command(self):
+        command = [str(BINARY), "gateway", "--listen", f"127.0.0.1:{self.port}"]
+        command += ["--admin-listen", self.admin_address]
+        if self.config is not None:
+            path = self.directory / "gateway.toml"
+            path.write_text(self.config)
+            command += ["--config", str(path)]
+        for replica in self.replicas:
+            command += ["--replica", replica]
+        return command
+
+    def views(self):
+        return {view["url"]: view for view in self.admin_json("/admin/v1/replicas")["replicas"]}
+
+    def decisions(self, limit=1000):
+        return self.admin_json(f"/admin/v1/decisions?limit={limit}")["decisions"]
+
+    def is_idle(self):
+        """Whether no request is at any replica."""
+        return all(view["in_flight"] == 0 and view["pending_tokens"] == 0 for view in self.views().values())
+
+
 def run_command(arguments, check=True, input=None, timeout=PATIENCE_SECONDS, env=None):
     """Runs `warmset` with these arguments."""
     environment = {**os.environ, "NO_COLOR": "1", **(env or {})}

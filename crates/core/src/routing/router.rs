@@ -33,6 +33,8 @@ pub(super) struct Pool {
     pub(super) identities: Vec<u64>,
     pub(super) traffic: Traffic,
     pub(super) bytes_per_token: f64,
+    /// How often that was measured.
+    samples: u32,
     /// Who owns what; made anew when `plan_at` is long ago, or replicas came or went.
     pub(super) plan: Plan,
     pub(super) plan_at: Option<Instant>,
@@ -181,6 +183,7 @@ impl Router {
                 identities: Vec::new(),
                 traffic: Traffic::default(),
                 bytes_per_token: BYTES_PER_TOKEN_DEFAULT,
+                samples: 0,
                 plan: Plan::default(),
                 plan_at: None,
             });
@@ -280,7 +283,10 @@ impl Router {
         {
             let (least, most) = BYTES_PER_TOKEN_RANGE;
             let sample = (open.text_bytes as f64 / usage.prompt_tokens as f64).clamp(least, most);
-            pool.bytes_per_token += BYTES_PER_TOKEN_SAMPLE_WEIGHT * (sample - pool.bytes_per_token);
+            // What was only supposed counts for nothing once something was measured.
+            pool.samples = pool.samples.saturating_add(1);
+            let weight = BYTES_PER_TOKEN_SAMPLE_WEIGHT.max(1.0 / f64::from(pool.samples));
+            pool.bytes_per_token += weight * (sample - pool.bytes_per_token);
         }
         let Some(cached) = usage.cached_tokens else { return };
         let expected = open.expected_cached_tokens;

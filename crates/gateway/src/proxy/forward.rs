@@ -165,9 +165,10 @@ async fn read(proxy: &Proxy, name: String, request: Request) -> Result<Call, Api
     let body = read_any_body(&proxy.config.api, Request::from_parts(head.clone(), body)).await?;
     let path = head.uri.path().to_owned();
     let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let form = kind.is_some_and(|kind| kind.starts_with("multipart/form-data"));
-    let read = move |body: &[u8]| Ok(if form { prompt::read_form(body) } else { prompt::read(body, &path) });
-    let prompt = parse_aside(body.clone(), read).await?;
+    let prompt = match kind.filter(|kind| kind.starts_with("multipart/form-data")) {
+        Some(kind) => prompt::read_form(body.clone(), kind).await,
+        None => parse_aside(body.clone(), move |body| Ok(prompt::read(body, &path))).await?,
+    };
     // Nobody's name: callers with one credential are one tenant.
     let credential = head.headers.get(header::AUTHORIZATION).or_else(|| head.headers.get("x-api-key"));
     let tenant = credential.map_or(0, |value| hash_of(value.as_bytes()));

@@ -4,14 +4,11 @@
 //! copied: two clients that escape the same text differently share no prefix, which costs a replica's time and
 //! nothing else. What cannot be read is no error here: the replica judges it.
 
-use memchr::memmem;
+use bytes::Bytes;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use std::borrow::Cow;
+use std::{borrow::Cow, convert::Infallible};
 use warmset_core::routing::{ModelKey, PrefixBuilder, PrefixChain, Salt};
-
-/// The longest name of a model in a form.
-const FORM_FIELD_BYTES_MAX: usize = 1024;
 
 /// A request as the router sees it.
 #[derive(Debug)]
@@ -66,20 +63,23 @@ fn written<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Reads a form, as those of recordings are: its model decides, and nothing of it is kept by replicas.
-pub(super) fn read_form(body: &[u8]) -> Prompt {
-    let model = form_field(body, b"name=\"model\"").unwrap_or_default();
+/// Reads a form, as those of recordings are: its model decides, and replicas keep nothing of it.
+pub(super) async fn read_form(body: Bytes, content_type: &str) -> Prompt {
+    let model = form_model(body, content_type).await.unwrap_or_default();
     let chain = PrefixBuilder::new(Salt::new(b"", model.as_bytes())).finish();
     Prompt { model, chain, stream: false, usage_at: None }
 }
 
-/// The text of a part: it stands between an empty line and the end of the line.
-fn form_field(body: &[u8], name: &[u8]) -> Option<String> {
-    const EMPTY_LINE: &[u8] = b"\r\n\r\n";
-    let head = &body[memmem::find(body, name)?..];
-    let text = &head[memmem::find(head, EMPTY_LINE)? + EMPTY_LINE.len()..];
-    let line = &text[..memmem::find(text, b"\r\n")?.min(FORM_FIELD_BYTES_MAX)];
-    std::str::from_utf8(line).ok().map(str::to_owned)
+async fn form_model(body: Bytes, content_type: &str) -> Option<String> {
+    let boundary = multer::parse_boundary(content_type).ok()?;
+    let whole = futures_util::stream::iter([Ok::<_, Infallible>(body)]);
+    let mut form = multer::Multipart::new(whole, boundary);
+    while let Ok(Some(field)) = form.next_field().await {
+        if field.name() == Some("model") {
+            return field.text().await.ok();
+        }
+    }
+    None
 }
 
 /// Reads a body. One that is no JSON object has no model and is as a whole its prompt.
@@ -171,17 +171,15 @@ mod tests {
         assert_eq!(asked(r#"{"stream":true}"#, "/v1/messages"), None);
     }
 
-    #[test]
-    fn forms_name_their_model() {
-        let form = |model: &str| {
-            format!(
-                "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nx\r\n\
-                 --b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n--b--\r\n"
-            )
-        };
-        assert_eq!(read_form(form("whisper-1").as_bytes()).model, "whisper-1");
-        assert_eq!(read_form(b"--b\r\nname=\"model\"").model, "");
-        assert_eq!(read_form(b"").model, "");
+    #[tokio::test]
+    async fn forms_name_their_model() {
+        let form = "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nname=\"model\"\r\n\r\nx\r\n\
+                    --b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper-1\r\n--b--\r\n";
+        let read = async |body: &'static str, kind| read_form(Bytes::from_static(body.as_bytes()), kind).await.model;
+        assert_eq!(read(form, "multipart/form-data; boundary=b").await, "whisper-1");
+        for (body, kind) in [(form, "multipart/form-data"), ("--b", "multipart/form-data; boundary=b")] {
+            assert_eq!(read(body, kind).await, "");
+        }
     }
 
     #[test]

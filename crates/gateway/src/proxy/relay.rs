@@ -120,8 +120,10 @@ impl std::error::Error for Broken {}
 
 enum Phase {
     Passing,
-    /// The error event is out; the body breaks next.
+    /// The error event was given to the connection.
     Breaking(&'static str),
+    /// It had the time to write it out; the body breaks next.
+    Broken(&'static str),
     Over,
 }
 
@@ -144,6 +146,8 @@ pub(super) struct Relay {
     shape: Shape,
     /// Pieces of a stream so far.
     pieces: u64,
+    /// The stream has said that it is over.
+    done: bool,
     tail: Tail,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
@@ -167,6 +171,7 @@ impl Relay {
             events,
             shape,
             pieces: 0,
+            done: false,
             tail: Tail::default(),
             idle,
             idle_timeout,
@@ -185,6 +190,11 @@ impl Relay {
         self.tail.push(&data);
         if self.shape.is_stream {
             self.pieces += pieces_in(&data);
+            if self.tail.is_done() {
+                // Callers leave here, without waiting for the end of the body.
+                self.done = true;
+                self.exchange.end(self.outcome, self.tail.counted());
+            }
         }
         match &mut self.events {
             Some(events) => events.pass(&data).into(),
@@ -202,6 +212,9 @@ impl Relay {
 
     /// The replica cannot say the rest: a stream says so, and none ends as if it were whole.
     fn break_off(&mut self, reason: &'static str) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.done {
+            return Poll::Ready(self.finish().map(|rest| Ok(Frame::data(rest))));
+        }
         self.cut(Outcome::Failed);
         // In the middle of an event there is no place for another one. What is held back is always whole.
         let has_place = self.events.is_some() || self.tail.is_between_events();
@@ -235,7 +248,12 @@ impl Body for Relay {
         match this.phase {
             Phase::Over => return Poll::Ready(None),
             Phase::Breaking(reason) => {
-                // The connection writes the event out before the body breaks: it is asked again once that was taken.
+                // A connection whose body breaks drops what it has not written, and it writes while the body has nothing.
+                this.phase = Phase::Broken(reason);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Phase::Broken(reason) => {
                 this.phase = Phase::Over;
                 return Poll::Ready(Some(Err(Broken(reason))));
             }

@@ -54,6 +54,11 @@ impl Tail {
         self.0.extend_from_slice(kept);
     }
 
+    /// Whether this is the last event of a stream.
+    pub(super) fn is_done(&self) -> bool {
+        self.0.trim_ascii_end().ends_with(b"data: [DONE]")
+    }
+
     /// Whether what came so far is whole events.
     pub(super) fn is_between_events(&self) -> bool {
         self.0.is_empty() || self.0.ends_with(b"\n\n") || self.0.ends_with(b"\r\n\r\n")

@@ -106,10 +106,15 @@ async fn resolved(
     let authorities: BTreeSet<String> = match looked_up {
         Ok(Ok(addresses)) => addresses.map(|address| address.to_string()).collect(),
         Ok(Err(_)) | Err(_) => {
-            tracing::debug!(host = name.0, "a name cannot be looked up");
             let endpoints = proxy.endpoints();
             let known = endpoints.all().filter(|endpoint| endpoint.config == *config);
-            known.map(|endpoint| endpoint.authority.to_string()).collect()
+            let known: BTreeSet<String> = known.map(|endpoint| endpoint.authority.to_string()).collect();
+            if known.is_empty() {
+                tracing::warn!(host = name.0, "the name of a replica cannot be looked up: nothing is sent there");
+            } else {
+                tracing::debug!(host = name.0, "the name of a replica cannot be looked up: it keeps its addresses");
+            }
+            known
         }
     };
     let parsed = authorities.into_iter().filter_map(|text| text.parse().ok());
