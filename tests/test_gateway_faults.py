@@ -199,7 +199,7 @@ def test_r20_replicas_come_and_go_under_load_and_every_request_ends(fleet):
         caller.join()
     assert {status for status, _, _ in answers} == {200}
     assert all(b"[DONE]" in body for _, headers, body in answers if headers["content-type"] == "text/event-stream")
-    assert gateway.is_idle()
+    wait_for(gateway.is_idle, "nothing is left of them")
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -76,28 +76,25 @@ def conversation(tenant, question, words=330):
 
 def test_prompts_are_found_where_the_decision_said(gateway):
     client = client_of(gateway)
-    where = {}
-    for turn in range(4):
+    for turn in range(5):
         for tenant in range(4):
-            raw = client.chat.completions.with_raw_response.create(
+            answer = client.chat.completions.create(
                 model="smollm", messages=conversation(tenant, f"Question {turn}?"), max_tokens=4, temperature=0
             )
-            assert raw.parse().choices[0].message.content
-            where.setdefault(tenant, set()).add(raw.headers["warmset-worker"])
-    assert all(len(places) == 1 for places in where.values()), where
-    decisions = [decision for decision in gateway.decisions() if decision["counted_cached_tokens"] is not None]
-    assert len(decisions) == 16
-    expected = sum(decision["expected_cached_tokens"] for decision in decisions)
+            assert answer.choices[0].message.content
+    decisions = gateway.decisions()
+    assert len(decisions) == 20 and all(decision["outcome"] == "ok" for decision in decisions)
+    for decision in decisions:
+        # What was expected to be found of the prompt is what the replica found.
+        expected = decision["expected_cached_tokens"] / decision["prompt_tokens"]
+        found = decision["counted_cached_tokens"] / decision["counted_prompt_tokens"]
+        assert abs(expected - found) < 0.1, decision
+    # All but the first of each tenant, and the few that come when owners are planned anew.
+    assert sum(decision["decision"] == "affinity" for decision in decisions) >= 10
+    # Once one prompt was counted, the length of others is known.
+    assert all(abs(d["prompt_tokens"] / d["counted_prompt_tokens"] - 1) < 0.1 for d in decisions[:-1]), decisions
     counted = sum(decision["counted_cached_tokens"] for decision in decisions)
     prompts = sum(decision["counted_prompt_tokens"] for decision in decisions)
-    # Twelve of sixteen prompts are known but for their last words.
-    assert 0.6 < counted / prompts < 0.8, (counted, prompts)
-    assert abs(expected - counted) < 0.15 * counted, (expected, counted)
-    warm = [decision for decision in decisions if decision["decision"] == "affinity"]
-    assert len(warm) == 12
-    for decision in warm:
-        share = decision["counted_cached_tokens"] / decision["counted_prompt_tokens"]
-        assert share > 0.9 and decision["expected_cached_tokens"] > 0.8 * decision["prompt_tokens"], decision
     assert gateway.metric("warmset_tokens_total", model="smollm", kind="cached") == counted
     assert gateway.metric("warmset_tokens_total", model="smollm", kind="prompt") == prompts
 

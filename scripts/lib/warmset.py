@@ -270,7 +270,7 @@ class Gateway(Server):
 
     def is_idle(self):
         """Whether no request is at any replica."""
-        return all(view["in_flight"] == 0 and view["pending_tokens"] == 0 for view in self.views().values())
+        return all(view["in_flight"] == 0 for view in self.views().values())
 
 
 def run_command(arguments, check=True, input=None, timeout=PATIENCE_SECONDS, env=None):
