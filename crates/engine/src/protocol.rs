@@ -210,6 +210,21 @@ pub struct SyntheticSpec {
     pub failure: SyntheticFailure,
 }
 
+/// The most bytes that a synthetic model declares of one kind: beyond any machine, and far from where sums overflow.
+pub const SYNTHETIC_DECLARED_BYTES_MAX: u64 = 1 << 50;
+
+impl SyntheticSpec {
+    /// Reads a description; the error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let spec: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let declared = spec.accelerator_bytes.iter().chain([&spec.host_bytes, &spec.load_extra_bytes]);
+        if declared.max().is_some_and(|bytes| *bytes > SYNTHETIC_DECLARED_BYTES_MAX) {
+            return Err(format!("it declares more than {SYNTHETIC_DECLARED_BYTES_MAX} bytes"));
+        }
+        Ok(spec)
+    }
+}
+
 impl Default for SyntheticSpec {
     fn default() -> Self {
         Self {

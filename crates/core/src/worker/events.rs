@@ -495,5 +495,16 @@ impl Worker {
 
 /// An engine that grows beyond this has run away: half as much again as when it was ready, and 64 MiB.
 fn runaway_limit_bytes(private_at_ready: u64) -> u64 {
-    private_at_ready + private_at_ready / 2 + (64 << 20)
+    private_at_ready.saturating_add(private_at_ready / 2).saturating_add(64 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_of_any_size_has_a_limit() {
+        assert_eq!(runaway_limit_bytes(100 << 20), (100 << 20) + (50 << 20) + (64 << 20));
+        assert_eq!(runaway_limit_bytes(u64::MAX), u64::MAX);
+    }
 }

@@ -287,7 +287,7 @@ fn read_spec(path: &Path) -> Result<SyntheticSpec, LoadFailure> {
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut text = String::new();
     file.take(SPEC_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
-    serde_json::from_str(&text).map_err(|error| {
+    SyntheticSpec::parse(&text).map_err(|error| {
         permanent(format!("{} is not the description of a synthetic model: {error}; correct it", path.display()))
     })
 }

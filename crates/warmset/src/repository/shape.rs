@@ -122,8 +122,8 @@ fn read_synthetic(path: &Path) -> Result<Shape, String> {
         return Err(format!("a synthetic model is described in at most {SYNTHETIC_BYTES_MAX} bytes of JSON"));
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
-    let spec: SyntheticSpec =
-        serde_json::from_str(&text).map_err(|error| format!("not the description of a synthetic model: {error}"))?;
+    let spec =
+        SyntheticSpec::parse(&text).map_err(|error| format!("not the description of a synthetic model: {error}"))?;
     let host = |bytes: Bytes| Footprint {
         accelerator_bytes: spec.accelerator_bytes.clone(),
         ..Footprint::host(bytes.saturating_add(SYNTHETIC_PROCESS_BYTES))
@@ -153,7 +153,11 @@ mod tests {
         assert_eq!(shape.peak.private_host_bytes, 150 + SYNTHETIC_PROCESS_BYTES);
         assert_eq!(shape.steady.accelerator_bytes, [7]);
         std::fs::write(&path, r#"{"host_bites":100}"#).unwrap();
-        assert!(Shape::read(&[path], CPU).unwrap_err().contains("host_bites"));
+        assert!(Shape::read(std::slice::from_ref(&path), CPU).unwrap_err().contains("host_bites"));
+        for endless in [r#"{"host_bytes":18446744073709551615}"#, r#"{"accelerator_bytes":[0,18446744073709551615]}"#] {
+            std::fs::write(&path, endless).unwrap();
+            assert!(Shape::read(std::slice::from_ref(&path), CPU).unwrap_err().contains("declares more than"));
+        }
     }
 
     #[test]
