@@ -3,14 +3,16 @@ replicas that keep 16 such prompts each, at three loads up to 90 % of what the r
 
 The replicas are of bench/router: continuous batching in steps as long as those of an accelerator, a prefix cache of whole
 prompts, and what vLLM tells of its load and cache. Streams in open loop, timed from when they were due. Everything goes `--speed`
-times as fast, and the figures are told in the time of the replicas. Claim: at least 0.98 of the tokens of prompts cached with at most
+times as fast, and the figures are told in the time of the replicas. Claim: at least 0.98 of the tokens of system prompts cached with at most
 1.6 times the mean in flight at any replica, and every first token within a second.
 """
 
 import argparse
+import contextlib
 
 import harness
 import routers
+import warmset
 
 REPLICAS = 16
 TENANTS = 200
@@ -23,31 +25,40 @@ CACHED_PROMPTS = 16
 CAPACITY_PER_SECOND = 174
 LOADS = (0.14, 0.6, 0.9)
 TARGET_SECONDS = 1.0
+# After the last request was due, what is not answered by then is cut.
+PATIENCE_SECONDS = 10
 
 
-def measure(name, load, options):
-    """One router in front of fresh replicas at one load."""
-    tokens = (SYSTEM_BYTES + QUESTION_BYTES) // 4
-    speed = options.speed
-    with routers.Replicas(REPLICAS, "--batch", "--cached-prompts", CACHED_PROMPTS, "--tokens-per-prompt", tokens,
-                          "--speed", speed) as replicas, routers.Router(name, replicas) as router:
-        shape = ["--tenants", TENANTS, "--hot-share", HOT_SHARE, "--prompt-bytes", SYSTEM_BYTES, "--question-bytes", QUESTION_BYTES,
-                 "--stream", "--output-tokens", OUTPUT_TOKENS, "--exponential-output",
-                 "--target-microseconds", int(TARGET_SECONDS * 1e6 / speed), "--warm-up-seconds", 0]
-        # Caches fill at a rate that an empty fleet can take.
-        fill = options.fill_load
-        routers.load(router, *shape, "--per-second", CAPACITY_PER_SECOND * fill * speed, "--seconds", options.fill_seconds / speed, "--seed", 7)
-        replicas.reset()
-        one = routers.load(router, *shape, "--per-second", CAPACITY_PER_SECOND * load * speed,
-                           "--seconds", options.seconds / speed, "--patience-seconds", 5)
-        figures = replicas.figures()
+def measure(name, loads, options):
+    """One router in front of fresh replicas, whose caches fill before the loads come one after another."""
+    with contextlib.ExitStack() as stack:
+        replicas = stack.enter_context(routers.Replicas(
+            REPLICAS, "--batch", "--cached-prompts", CACHED_PROMPTS, "--tokens-per-prompt", (SYSTEM_BYTES + QUESTION_BYTES) // 4,
+            "--speed", options.speed))
+        router = stack.enter_context(routers.Router(name, replicas))
+        play(router, replicas, options.fill_load, options.fill_seconds, options.speed, seed=7)
+        return {f"load {load}": play(router, replicas, load, options.seconds, options.speed, seed=1) for load in loads}
+
+
+def play(router, replicas, load, seconds, speed, seed):
+    """One load, from a quiet fleet on."""
+    warmset.wait_for(lambda: not any(one["in_flight"] for one in replicas.figures()), "nothing is under way")
+    replicas.reset()
+    one = routers.load(
+        router, "--tenants", TENANTS, "--hot-share", HOT_SHARE, "--prompt-bytes", SYSTEM_BYTES, "--question-bytes", QUESTION_BYTES,
+        "--stream", "--output-tokens", OUTPUT_TOKENS, "--exponential-output", "--warm-up-seconds", 0, "--seed", seed,
+        "--target-microseconds", int(TARGET_SECONDS * 1e6 / speed), "--per-second", CAPACITY_PER_SECOND * load * speed,
+        "--seconds", seconds / speed, "--patience-seconds", PATIENCE_SECONDS)
+    figures = replicas.figures()
     due = one["answered"] + one["failed"] + one["unfinished"]
     resident = [figure["resident_microseconds"] for figure in figures]
-    seconds = {point: round(one["first_microseconds"][point] * speed / 1e6, 3) for point in ("p50", "p99")}
+    # Of what can be cached: questions are everybody's own.
+    cachable = sum(figure["prompt_tokens"] for figure in figures) * SYSTEM_BYTES / (SYSTEM_BYTES + QUESTION_BYTES)
+    times = {point: one["first_microseconds"][point] for point in ("p50", "p99")}
     return {
-        "cached": round(sum(f["cached_tokens"] for f in figures) / max(1, sum(f["prompt_tokens"] for f in figures)), 4),
-        "most_to_mean_in_flight": round(max(resident) * REPLICAS / sum(resident), 2),
-        "first_seconds": seconds,
+        "cached": round(sum(figure["cached_tokens"] for figure in figures) / max(1, cachable), 4),
+        "most_to_mean_in_flight": round(max(resident) * REPLICAS / max(1, sum(resident)), 2),
+        "first_seconds": {point: time and round(time * speed / 1e6, 3) for point, time in times.items()},
         "within_target": round(one["within_target"] / due, 4),
         "requests": due, "failed": one["failed"], "unfinished": one["unfinished"], "broken": one["broken"],
     }
@@ -56,19 +67,18 @@ def measure(name, load, options):
 def main():
     parser = argparse.ArgumentParser(prog="bench/run router_affinity")
     parser.add_argument("--speed", type=float, default=4, help="the replicas' time passes so many times as fast")
-    parser.add_argument("--seconds", type=float, default=40, help="measured, in the replicas' time")
+    parser.add_argument("--seconds", type=float, default=30, help="measured, in the replicas' time")
     parser.add_argument("--fill-seconds", type=float, default=40, help="before that, to fill the caches")
-    parser.add_argument("--fill-load", type=float, default=0.14)
+    parser.add_argument("--fill-load", type=float, default=0.35)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="as shares of what the replicas can do")
     parser.add_argument("--routers", default=",".join(routers.KINDS).replace(", tuned", " tuned"))
     options = parser.parse_args()
     names = [name.replace(" tuned", ", tuned") for name in options.routers.split(",")]
-    claims = {}
-    for load in map(float, options.loads.split(",")):
-        claims[f"load {load}"] = {name: measure(name, load, options) for name in routers.available(names)}
+    loads = [float(load) for load in options.loads.split(",")]
+    claims = {name: measure(name, loads, options) for name in routers.available(names)}
     harness.report("router_affinity", claims, peer=f"{routers.PEERS}, HAProxy", replicas=REPLICAS, tenants=TENANTS,
                    speed=options.speed, capacity_per_second=CAPACITY_PER_SECOND, target_seconds=TARGET_SECONDS,
-                   claim="cached at least 0.98, most to mean at most 1.6, all within the target")
+                   claim="cached at least 0.98, most to mean at most 1.6, every first token within the target, up to the highest load")
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class Router(Process):
         if self.kind not in ("sglang", "vllm"):
             return True
         status, text = get(self.port, "/workers")
-        return status != 200 or text.count(b'"url"') >= self.replicas.count or b"://" in text and text.count(b"://") >= self.replicas.count
+        return status != 200 or text.count(b"://") >= self.replicas.count
 
     def __exit__(self, *_):
         super().__exit__()
