@@ -207,6 +207,11 @@ impl Frontend {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// Resolves once the run loop has ended. While there is a front end it does not, unless it broke.
+    pub async fn ended(&self) {
+        self.inner.messages.closed().await;
+    }
+
     /// What names mean.
     pub fn directory(&self) -> &Directory {
         &self.inner.directory

@@ -22,7 +22,10 @@ use serde_json::json;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -92,7 +95,12 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
         )
     });
 
-    signals.wait().await;
+    tokio::select! {
+        () = signals.wait() => {}
+        part = broken(&server) => bail!(
+            "the {part} has broken, which it must not (the lines above say where): start again, and please report it"
+        ),
+    }
     output::note("warmset: finishing what runs; another signal stops at once");
     tokio::select! {
         () = server.drain_all() => {}
@@ -143,6 +151,20 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
         record: arguments.record,
         clock_speed,
     })
+}
+
+/// Which of the two run loops has ended without being told to. Without either a server answers nobody, so it ends and
+/// lets whoever watches it start another: that one begins with what was warm.
+async fn broken(server: &Server) -> &'static str {
+    let part = tokio::select! {
+        () = server.agent.ended() => "worker",
+        () = server.frontend.ended() => "gateway",
+    };
+    if server.draining.load(Ordering::Acquire) {
+        // It was told to.
+        std::future::pending().await
+    }
+    part
 }
 
 /// The configuration, and where callers and administrators are listened to.

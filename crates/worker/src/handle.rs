@@ -210,6 +210,11 @@ impl AgentHandle {
         receiver.await.map_err(|_| AgentGone)
     }
 
+    /// Resolves once the agent has ended, however that came.
+    pub async fn ended(&self) {
+        self.commands.closed().await;
+    }
+
     /// What the worker tells the world from now on. A receiver that falls behind by more than
     /// [`crate::FACTS_KEPT`] facts misses the oldest. None once the agent has ended.
     pub fn facts(&self) -> Option<broadcast::Receiver<(Instant, Fact)>> {

@@ -294,6 +294,7 @@ async fn draining_finishes_what_runs_and_takes_nothing_new() {
     let answer = running.answer().await;
     assert!(answer.is_done());
     tokio::time::timeout(LONG, drained).await.unwrap().unwrap();
+    tokio::time::timeout(LONG, world.agent.ended()).await.expect("who waits for its end hears of it");
     assert!(world.agent.facts().is_none());
     world.end().await;
 }
