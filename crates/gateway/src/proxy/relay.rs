@@ -6,7 +6,7 @@ use super::{
     usage::{Counted, Events, Tail, pieces_in},
 };
 use crate::errors::ApiError;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use std::{
     fmt,
@@ -17,6 +17,11 @@ use std::{
 };
 use tokio::time::{Instant, Sleep};
 use warmset_core::routing::{Decision, Ended, Outcome, Ticket, Verdict};
+
+/// Pieces of a stream are written together up to about so many bytes.
+const GATHERED_BYTES_MAX: usize = 16 << 10;
+/// A connection to a caller asks for more before and after it writes: only then it lets others run.
+const ASKED_PER_TURN: u32 = 2;
 
 /// Holds a request's place at the router. Dropped without an end, the caller went away.
 pub(super) struct Exchange {
@@ -152,6 +157,28 @@ pub(super) struct Relay {
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
     phase: Phase,
+    gathered: Gathered,
+}
+
+/// Pieces of a stream that came with one another. A connection to a replica hands over one piece at a time, and each
+/// that is passed on alone costs a write: so whatever else is ready gets a turn before what has come is written.
+#[derive(Default)]
+struct Gathered {
+    bytes: BytesMut,
+    /// How often more was asked for since the last piece.
+    asked: u32,
+}
+
+impl Gathered {
+    fn push(&mut self, data: &[u8]) {
+        self.bytes.extend_from_slice(data);
+        self.asked = 0;
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        self.asked = 0;
+        (!self.bytes.is_empty()).then(|| self.bytes.split().freeze())
+    }
 }
 
 impl Relay {
@@ -176,6 +203,7 @@ impl Relay {
             idle,
             idle_timeout,
             phase: Phase::Passing,
+            gathered: Gathered::default(),
         };
         if relay.body.is_end_stream() {
             // Nobody asks for any of an answer without a body.
@@ -213,18 +241,63 @@ impl Relay {
     /// The replica cannot say the rest: a stream says so, and none ends as if it were whole.
     fn break_off(&mut self, reason: &'static str) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         if self.done {
-            return Poll::Ready(self.finish().map(|rest| Ok(Frame::data(rest))));
+            return Poll::Ready(self.last().map(|rest| Ok(Frame::data(rest))));
         }
         self.cut(Outcome::Failed);
         // In the middle of an event there is no place for another one. What is held back is always whole.
         let has_place = self.events.is_some() || self.tail.is_between_events();
-        if !self.shape.is_stream || !has_place {
+        if self.shape.is_stream && has_place {
+            let event = self.shape.dialect.error_event(&ApiError::answer_lost(reason));
+            self.gathered.push(event.as_bytes());
+        }
+        let Some(rest) = self.gathered.take() else {
             self.phase = Phase::Over;
             return Poll::Ready(Some(Err(Broken(reason))));
-        }
+        };
         self.phase = Phase::Breaking(reason);
-        let event = self.shape.dialect.error_event(&ApiError::answer_lost(reason));
-        Poll::Ready(Some(Ok(Frame::data(event.into()))))
+        Poll::Ready(Some(Ok(Frame::data(rest))))
+    }
+
+    /// Nothing more is here yet.
+    fn poll_silence(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if self.gathered.bytes.is_empty() {
+            ready!(self.idle.as_mut().poll(context));
+            return self.break_off("the replica stopped in the middle of its answer");
+        }
+        self.gathered.asked += 1;
+        if self.gathered.asked <= ASKED_PER_TURN {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(self.gathered.take().map(|data| Ok(Frame::data(data))))
+    }
+
+    /// What of a piece is to be passed on now.
+    fn pass(&mut self, data: Bytes) -> Option<Bytes> {
+        // The first of a stream is what its caller waits for.
+        let is_first = !self.exchange.output_started;
+        let mut out = self.take(data);
+        // Nobody asks for more of an answer whose length is known.
+        if self.body.is_end_stream()
+            && let Some(rest) = self.finish()
+        {
+            out = [out, rest].concat().into();
+        }
+        if !self.shape.is_stream {
+            return Some(out).filter(|out| !out.is_empty());
+        }
+        self.gathered.push(&out);
+        let is_over = self.done || matches!(self.phase, Phase::Over);
+        let is_enough = is_first || is_over || self.gathered.bytes.len() >= GATHERED_BYTES_MAX;
+        if is_enough { self.gathered.take() } else { None }
+    }
+
+    /// What is left when the replica has said everything.
+    fn last(&mut self) -> Option<Bytes> {
+        if let Some(rest) = self.finish() {
+            self.gathered.push(&rest);
+        }
+        self.gathered.take()
     }
 
     fn cut(&mut self, outcome: Outcome) {
@@ -260,30 +333,18 @@ impl Body for Relay {
             Phase::Passing => {}
         }
         loop {
-            let polled = Pin::new(&mut this.body).poll_frame(context);
-            let Poll::Ready(next) = polled else {
-                ready!(this.idle.as_mut().poll(context));
-                return this.break_off("the replica stopped in the middle of its answer");
+            let Poll::Ready(next) = Pin::new(&mut this.body).poll_frame(context) else {
+                return this.poll_silence(context);
             };
             match next {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => {
-                        let mut out = this.take(data);
-                        // Nobody asks for more of an answer whose length is known.
-                        if this.body.is_end_stream()
-                            && let Some(rest) = this.finish()
-                        {
-                            out = [out, rest].concat().into();
-                        }
-                        if !out.is_empty() {
-                            return Poll::Ready(Some(Ok(Frame::data(out))));
-                        }
+                // Trailers are for the connection to the replica only.
+                Some(Ok(frame)) => {
+                    if let Some(out) = frame.into_data().ok().and_then(|data| this.pass(data)) {
+                        return Poll::Ready(Some(Ok(Frame::data(out))));
                     }
-                    // Trailers are for the connection to the replica only.
-                    Err(_) => continue,
-                },
+                }
                 Some(Err(_)) => return this.break_off("the replica was lost in the middle of its answer"),
-                None => return Poll::Ready(this.finish().map(|rest| Ok(Frame::data(rest)))),
+                None => return Poll::Ready(this.last().map(|rest| Ok(Frame::data(rest)))),
             }
         }
     }
