@@ -356,7 +356,7 @@ fn received(
         head.headers.insert(DECISION, value);
     }
     let shape = Shape { is_stream, hides_usage, dialect: Dialect::of(call.head.uri.path()) };
-    let relay = Relay::new(body, exchange, outcome, shape, proxy.config.idle_timeout);
+    let relay = Relay::new(body, exchange, outcome, shape, (call.deadline, proxy.config.idle_timeout));
     let response = Response::from_parts(head, Body::new(relay));
     if again { Tried::Again(endpoint.id, Ok(response)) } else { Tried::Answered(response) }
 }

@@ -34,6 +34,8 @@ pub(super) struct Exchange {
     began: Instant,
     retried: bool,
     output_started: bool,
+    /// The head of its answer is on its way to the caller: nobody else can answer any more.
+    head_sent: bool,
 }
 
 impl Exchange {
@@ -47,6 +49,7 @@ impl Exchange {
             began: Instant::now(),
             retried,
             output_started: false,
+            head_sent: false,
         }
     }
 
@@ -79,7 +82,8 @@ impl Exchange {
     pub(super) fn leave(&mut self, outcome: Outcome, counted: Option<Counted>) -> Verdict {
         let Some(ticket) = self.ticket.take() else { return Verdict::Over };
         let usage = counted.map(Counted::for_router);
-        let ended = Ended { outcome, output_started: self.output_started, retried: self.retried, usage };
+        let output_started = self.output_started || self.head_sent;
+        let ended = Ended { outcome, output_started, retried: self.retried, usage };
         let verdict = self.proxy.router().ended(self.proxy.clock.now(), ticket, ended);
         self.proxy.log.ended(self.entry, outcome, counted);
         verdict
@@ -184,13 +188,15 @@ impl Gathered {
 impl Relay {
     pub(super) fn new(
         body: Incoming,
-        exchange: Exchange,
+        mut exchange: Exchange,
         outcome: Outcome,
         shape: Shape,
-        idle_timeout: Duration,
+        (first_by, idle_timeout): (Instant, Duration),
     ) -> Self {
+        exchange.head_sent = true;
         let events = (shape.is_stream && shape.hides_usage).then(Events::default);
-        let idle = Box::pin(tokio::time::sleep(idle_timeout));
+        // Servers that send the head at once read the prompt after it: the caller's patience counts until the first piece.
+        let idle = Box::pin(tokio::time::sleep_until(first_by.max(Instant::now() + idle_timeout)));
         let mut relay = Self {
             body,
             exchange,
