@@ -3,6 +3,7 @@
 
 use crate::{
     ids::{Digest, WorkerId},
+    kv::TrustDomain,
     worker::{Rejection, StartKind},
 };
 use alloc::{boxed::Box, string::String, vec::Vec};
@@ -47,6 +48,9 @@ pub struct GenerateJob {
     /// What the answer may be and what is told of it beside its text.
     #[serde(default)]
     pub output: Output,
+    /// Who may share its KV; none shares with nobody. Set by the server.
+    #[serde(default)]
+    pub kv_domain: Option<TrustDomain>,
 }
 
 /// What an answer may be and what is told of it beside its text. The default is free text.
@@ -123,6 +127,7 @@ impl GenerateJob {
             ignore_end: false,
             stream: false,
             output: Output::default(),
+            kv_domain: None,
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod gateway;
 pub mod ids;
 pub mod inference;
 pub mod jobs;
+pub mod kv;
 pub mod machine;
 pub mod memory;
 pub mod residency;

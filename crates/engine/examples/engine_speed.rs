@@ -28,6 +28,7 @@ fn job(prompt_tokens: u32, max_tokens: u32) -> GenerateJob {
         ignore_end: true,
         stream: true,
         output: Output::default(),
+        kv_domain: None,
     }
 }
 
@@ -47,7 +48,7 @@ impl Bench {
             self.engine.handle(ToEngine::Generate { request, job: Box::new(job) }, &mut |message| {
                 assert!(matches!(message, FromEngine::Prepared { .. }), "{message:?}");
             });
-            self.engine.handle(ToEngine::Grant { request, source: KvGrant::Recompute }, &mut |_| {});
+            self.engine.handle(ToEngine::Grant { request, source: KvGrant::Recompute { known: 0 } }, &mut |_| {});
             open.insert(request, ());
         }
         let mut done = Vec::new();

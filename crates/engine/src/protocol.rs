@@ -11,9 +11,10 @@ pub use warmset_core::inference::{
     FailureKind, FinishReason, Function, GenerateJob, Output, Prompt, Sampling, TextFormat, Timings, TokenLogprob,
     TokensOrText, ToolChoice, Tools, Usage,
 };
+use warmset_core::kv::{BlockKey, KvIdentity, TrustDomain};
 
 /// Grows with every change that an older peer would misread.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The most sequences that one engine computes together.
@@ -45,18 +46,81 @@ pub enum ToEngine {
     Grant { request: u64, source: KvGrant },
     /// End a request; answered by `Done` with finish reason `cancelled`, or `Failed`.
     Cancel { request: u64 },
+    /// The tier's memory for this model: sent once after `Loaded`, to an engine whose KV can be cut into blocks. Two
+    /// descriptors come with it: the arena, for reading, and the staging area, for writing.
+    KvOpen(KvOpen),
+    /// The answer to `SaveWanted`: write the state into the staging area, then say `Saved`.
+    SaveGo { save: u64 },
+    /// The answer to `SaveWanted`: not this time.
+    SaveSkip { save: u64 },
+    /// What was saved is out of the staging area.
+    SaveEnd { save: u64 },
     /// Step with this many threads from the next step on; 0 pauses. Answered by `ThreadsHeld`.
     SetThreads { threads: u32 },
     /// Finish nothing more and exit.
     Stop,
 }
 
-/// Where the KV of a prompt comes from.
+/// Where the KV of a prompt comes from. `known` is how many blocks from the first on the tier has: they need no saving.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "from", rename_all = "snake_case")]
 pub enum KvGrant {
-    /// Compute it.
-    Recompute,
+    /// Compute it, but for what the engine itself holds.
+    Recompute { known: u32 },
+    /// The first blocks lie in these slots of the arena, and stay there until the engine says `Restored`.
+    Blocks { slots: Vec<u32>, known: u32 },
+}
+
+/// The tier's memory for one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvOpen {
+    /// What the keys of its blocks begin with.
+    pub identity: KvIdentity,
+    /// Distance of slots in the arena: a header page, the payload, and room up to the next page.
+    pub slot_bytes: u64,
+    /// Slots of the arena.
+    pub slots: u32,
+    /// Bytes of the staging area.
+    pub staging_bytes: u64,
+}
+
+/// How a model's KV is cut into blocks.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// Everything that shapes the bytes: format, types, sizes, rotation, tokens per block, version of the engine.
+    pub description: String,
+    /// What is needed to find a block's bytes in a state.
+    pub state: StateLayout,
+}
+
+/// The parts of a sequence's whole state: a head whose size depends on the number of cells, then for each plane (the
+/// keys of layer 0, of layer 1, ..., the values of layer 0, ...) a few bytes and one row for each cell.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateLayout {
+    /// Bytes of the head that are always there.
+    pub head_bytes: u32,
+    /// Bytes of the head for each cell.
+    pub head_cell_bytes: u32,
+    /// Bytes before the rows of each plane.
+    pub plane_head_bytes: u32,
+    /// Bytes of one cell's row, for each plane in order.
+    pub row_bytes: Vec<u32>,
+}
+
+impl StateLayout {
+    /// Bytes of the state of a sequence with so many cells.
+    pub fn state_bytes(&self, cells: u64) -> u64 {
+        let planes = self.row_bytes.len() as u64;
+        u64::from(self.head_bytes)
+            + cells * u64::from(self.head_cell_bytes)
+            + planes * u64::from(self.plane_head_bytes)
+            + cells * self.cell_bytes()
+    }
+
+    /// Bytes of the rows of one cell.
+    pub fn cell_bytes(&self) -> u64 {
+        self.row_bytes.iter().map(|bytes| u64::from(*bytes)).sum()
+    }
 }
 
 /// What to load and how.
@@ -124,8 +188,17 @@ pub enum FromEngine {
     Loaded(LoadedInfo),
     /// The model cannot be loaded. The process exits.
     LoadFailed { message: String, permanent: bool },
-    /// A request is tokenised.
-    Prepared { request: u64, prompt_tokens: u32 },
+    /// A request is tokenised. `device_tokens` of it the engine holds itself; `keys` are those of its full blocks, but
+    /// never of its last token, which is always computed.
+    Prepared { request: u64, prompt_tokens: u32, device_tokens: u32, keys: Vec<BlockKey> },
+    /// What became of granted blocks; said once for each grant of blocks, however the request goes on.
+    Restored { request: u64, blocks: u32, seconds: f64 },
+    /// A granted block was not what it must be.
+    KvRejected { request: u64, block: u32, reason: String },
+    /// A sequence holds blocks that the tier does not know.
+    SaveWanted(SaveWanted),
+    /// The state is in the staging area; 0 bytes if the sequence was needed for something else meanwhile.
+    Saved { save: u64, bytes: u64 },
     /// Tokens of one choice, whose text is in the deltas to come.
     Logprobs { request: u64, choice: u32, tokens: Vec<TokenLogprob> },
     /// Text of one choice.
@@ -150,6 +223,27 @@ pub enum FromEngine {
     ThreadsHeld { threads: u32 },
 }
 
+/// Blocks that an engine offers to the tier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveWanted {
+    /// The engine's number for it.
+    pub save: u64,
+    /// The request that computed them.
+    pub request: u64,
+    /// Whose prompt it is.
+    pub domain: TrustDomain,
+    /// Place of the first of them in the sequence, in blocks.
+    pub first_block: u32,
+    /// The key of the block before it, or the root.
+    pub parent: BlockKey,
+    /// Their keys.
+    pub keys: Vec<BlockKey>,
+    /// Their tokens.
+    pub tokens: Vec<u32>,
+    /// Cells of the sequence's whole state.
+    pub cells: u32,
+}
+
 /// Facts about a loaded model.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadedInfo {
@@ -167,6 +261,9 @@ pub struct LoadedInfo {
     pub generates: bool,
     /// KV bytes per token, from the model's shape.
     pub kv_bytes_per_token: u64,
+    /// How its KV is cut into blocks; none if it cannot be.
+    #[serde(default)]
+    pub kv: Option<KvLayout>,
     /// Bytes it holds on each accelerator, in the order of `LoadRequest::accelerators`.
     pub accelerator_bytes: Vec<u64>,
     /// Host bytes to count instead of measured ones, once loaded and at the peak of the load: only from engines that

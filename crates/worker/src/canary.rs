@@ -56,7 +56,7 @@ impl Asking {
     pub(crate) fn hear(&mut self, message: FromEngine) -> Step {
         match message {
             FromEngine::Prepared { request, .. } => {
-                Step::Going(Some(ToEngine::Grant { request, source: KvGrant::Recompute }))
+                Step::Going(Some(ToEngine::Grant { request, source: KvGrant::Recompute { known: 0 } }))
             }
             FromEngine::Delta { text, .. } => {
                 self.text.push_str(&text);
@@ -145,7 +145,7 @@ mod tests {
     fn text(text: &str) -> Vec<FromEngine> {
         let (usage, timings) = Default::default();
         vec![
-            FromEngine::Prepared { request: CANARY_REQUEST, prompt_tokens: 5 },
+            FromEngine::Prepared { request: CANARY_REQUEST, prompt_tokens: 5, device_tokens: 0, keys: vec![] },
             FromEngine::Delta { request: CANARY_REQUEST, choice: 0, text: text.into() },
             FromEngine::Done { request: CANARY_REQUEST, usage, timings },
         ]
@@ -178,7 +178,12 @@ mod tests {
         let kind = warmset_core::inference::FailureKind::Internal;
         let failed = FromEngine::Failed { request: CANARY_REQUEST, kind, message: "not finite".into(), param: None };
         assert!(ask(Expected::Text("x".into()), vec![failed]).unwrap_err().contains("not finite"));
-        assert!(!Asking::concerns(&FromEngine::Prepared { request: 1, prompt_tokens: 1 }));
+        assert!(!Asking::concerns(&FromEngine::Prepared {
+            request: 1,
+            prompt_tokens: 1,
+            device_tokens: 0,
+            keys: vec![]
+        }));
         assert!(!Asking::concerns(&FromEngine::Beat));
     }
 }

@@ -244,7 +244,7 @@ impl Life {
                 process.send(to_engine(request.0, caller.work));
             }
             Order::Grant { request, source: KvSource::Recompute } => {
-                process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute });
+                process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } });
             }
             Order::Abort { request } => process.send(ToEngine::Cancel { request: request.0 }),
             Order::SetThreads { threads } => process.send(ToEngine::SetThreads { threads }),
@@ -280,7 +280,7 @@ impl Life {
             FromEngine::LoadFailed { message, permanent } => {
                 self.report(Event::LoadFailed { digest, generation, error: LoadError { message, permanent } });
             }
-            FromEngine::Prepared { request, prompt_tokens } => {
+            FromEngine::Prepared { request, prompt_tokens, .. } => {
                 self.report(Event::Prepared { request: RequestId(request), prompt_tokens });
             }
             FromEngine::Beat => self.report(Event::Progress { digest, generation }),

@@ -160,6 +160,7 @@ impl Desk {
             ignore_end: false,
             stream: false,
             output: Output::default(),
+            kv_domain: None,
         };
         let Ok(body) = translate::body(&job, &self.model) else { return false };
         let asked = self.upstream.send(hyper::Method::POST, translate::path(&job.prompt), Some(body)).await;
@@ -242,7 +243,13 @@ impl Host {
             ToEngine::Cancel { request } => drop(self.running.remove(&request)),
             // The server has threads of its own: what the worker leases it cannot be given or taken.
             ToEngine::SetThreads { threads } => self.desk.tell(FromEngine::ThreadsHeld { threads }),
-            ToEngine::Grant { .. } | ToEngine::Load(_) | ToEngine::Stop => {}
+            ToEngine::Load(_) | ToEngine::Stop => {}
+            // The server keeps KV by itself.
+            ToEngine::Grant { .. }
+            | ToEngine::KvOpen(_)
+            | ToEngine::SaveGo { .. }
+            | ToEngine::SaveSkip { .. }
+            | ToEngine::SaveEnd { .. } => {}
         }
     }
 

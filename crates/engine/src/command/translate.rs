@@ -153,6 +153,7 @@ mod tests {
             ignore_end: false,
             stream: true,
             output: Output::default(),
+            kv_domain: None,
         }
     }
 

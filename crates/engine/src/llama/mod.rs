@@ -119,7 +119,7 @@ impl Engine for LlamaEngine {
                 Ok(generation) => {
                     let prompt_tokens = generation.prompt.len() as u32;
                     self.generations.add(generation);
-                    report(FromEngine::Prepared { request, prompt_tokens });
+                    report(FromEngine::Prepared { request, prompt_tokens, device_tokens: 0, keys: Vec::new() });
                 }
                 Err(refusal) => report(failed(request, refusal)),
             },
@@ -146,7 +146,12 @@ impl Engine for LlamaEngine {
                 }
                 report(FromEngine::ThreadsHeld { threads });
             }
-            ToEngine::Load(_) | ToEngine::Stop => {}
+            ToEngine::KvOpen(_)
+            | ToEngine::SaveGo { .. }
+            | ToEngine::SaveSkip { .. }
+            | ToEngine::SaveEnd { .. }
+            | ToEngine::Load(_)
+            | ToEngine::Stop => {}
         }
     }
 

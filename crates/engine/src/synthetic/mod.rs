@@ -10,8 +10,8 @@ mod text;
 use crate::{
     port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
-        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, LoadRequest, LoadedInfo, Prompt,
-        SyntheticFailure, SyntheticSpec, ToEngine, TokensOrText, Usage,
+        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, LoadRequest, LoadedInfo, Prompt, SyntheticFailure,
+        SyntheticSpec, ToEngine, TokensOrText, Usage,
     },
 };
 use generation::Generation;
@@ -101,6 +101,7 @@ impl Engine for SyntheticEngine {
             has_chat_template: true,
             generates: true,
             kv_bytes_per_token: KV_BYTES_PER_TOKEN,
+            kv: None,
             accelerator_bytes: self.spec.accelerator_bytes.clone(),
             declared_host_bytes: (!self.spec.allocate).then_some(declared),
             load_seconds: began.elapsed().as_secs_f64(),
@@ -112,14 +113,19 @@ impl Engine for SyntheticEngine {
         match message {
             ToEngine::Generate { request, job } => self.accept(request, &job, report),
             ToEngine::Embed { request, inputs } => self.embeddings.push((request, inputs)),
-            ToEngine::Grant { request, source: KvGrant::Recompute } => {
+            ToEngine::Grant { request, source: _ } => {
                 if let Some(generation) = self.generations.iter_mut().find(|other| other.request == request) {
                     generation.granted = true;
                 }
             }
             ToEngine::Cancel { request } => self.cancel(request, report),
             ToEngine::SetThreads { threads } => report(FromEngine::ThreadsHeld { threads }),
-            ToEngine::Load(_) | ToEngine::Stop => {}
+            ToEngine::KvOpen(_)
+            | ToEngine::SaveGo { .. }
+            | ToEngine::SaveSkip { .. }
+            | ToEngine::SaveEnd { .. }
+            | ToEngine::Load(_)
+            | ToEngine::Stop => {}
         }
     }
 
@@ -202,7 +208,7 @@ impl SyntheticEngine {
         };
         let prompt = (text.as_slice(), prompt_tokens);
         self.generations.push(Generation::new(request, job, prompt, self.context_tokens, script));
-        report(FromEngine::Prepared { request, prompt_tokens });
+        report(FromEngine::Prepared { request, prompt_tokens, device_tokens: 0, keys: Vec::new() });
     }
 
     fn cancel(&mut self, request: u64, report: Report<'_>) {

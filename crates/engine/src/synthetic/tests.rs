@@ -1,7 +1,7 @@
 //! The synthetic engine, driven in this process as its process drives it.
 
 use super::*;
-use crate::protocol::{EngineKind, FinishReason, Function, Output, Sampling, TextFormat, ToolChoice, Tools};
+use crate::protocol::{EngineKind, FinishReason, Function, KvGrant, Output, Sampling, TextFormat, ToolChoice, Tools};
 
 fn engine(spec: &SyntheticSpec, parallel: u32) -> SyntheticEngine {
     let directory = tempfile::tempdir().unwrap();
@@ -33,6 +33,7 @@ fn job(text: &str) -> GenerateJob {
         ignore_end: false,
         stream: true,
         output: Output::default(),
+        kv_domain: None,
     }
 }
 
@@ -40,7 +41,8 @@ fn job(text: &str) -> GenerateJob {
 fn run(engine: &mut SyntheticEngine, request: u64, job: GenerateJob) -> Vec<FromEngine> {
     let mut all = Vec::new();
     engine.handle(ToEngine::Generate { request, job: Box::new(job) }, &mut |message| all.push(message));
-    engine.handle(ToEngine::Grant { request, source: KvGrant::Recompute }, &mut |message| all.push(message));
+    engine
+        .handle(ToEngine::Grant { request, source: KvGrant::Recompute { known: 0 } }, &mut |message| all.push(message));
     while engine.has_work() {
         engine.step(&mut |message| all.push(message));
     }
@@ -75,7 +77,7 @@ fn text_follows_from_prompt_and_seed() {
 fn choices_limits_and_usage_are_exact() {
     let mut engine = engine(&SyntheticSpec::default(), 2);
     let messages = run(&mut engine, 9, GenerateJob { choices: 3, ..job("one two three") });
-    assert_eq!(messages[0], FromEngine::Prepared { request: 9, prompt_tokens: 3 });
+    assert_eq!(messages[0], FromEngine::Prepared { request: 9, prompt_tokens: 3, device_tokens: 0, keys: vec![] });
     let ends: Vec<_> = messages
         .iter()
         .filter_map(|message| match message {
@@ -121,7 +123,9 @@ fn a_cancelled_request_ends_with_what_it_used() {
     let mut all = Vec::new();
     let endless = GenerateJob { max_tokens: None, ignore_end: true, ..job("go") };
     engine.handle(ToEngine::Generate { request: 5, job: Box::new(endless) }, &mut |message| all.push(message));
-    engine.handle(ToEngine::Grant { request: 5, source: KvGrant::Recompute }, &mut |message| all.push(message));
+    engine.handle(ToEngine::Grant { request: 5, source: KvGrant::Recompute { known: 0 } }, &mut |message| {
+        all.push(message)
+    });
     for _ in 0..4 {
         engine.step(&mut |message| all.push(message));
     }

@@ -43,8 +43,11 @@ async fn threads_are_confirmed_and_none_pauses() {
     process.send(ToEngine::SetThreads { threads: 0 });
     assert_eq!(process.receive().await.unwrap(), Some(FromEngine::ThreadsHeld { threads: 0 }));
     process.send(ToEngine::Generate { request: 1, job: Box::new(job("a b", 3)) });
-    assert_eq!(process.receive().await.unwrap(), Some(FromEngine::Prepared { request: 1, prompt_tokens: 2 }));
-    process.send(ToEngine::Grant { request: 1, source: KvGrant::Recompute });
+    assert_eq!(
+        process.receive().await.unwrap(),
+        Some(FromEngine::Prepared { request: 1, prompt_tokens: 2, device_tokens: 0, keys: vec![] })
+    );
+    process.send(ToEngine::Grant { request: 1, source: KvGrant::Recompute { known: 0 } });
     // Nothing comes before threads do: the next message of the stream is their confirmation.
     process.send(ToEngine::SetThreads { threads: 1 });
     assert_eq!(process.receive().await.unwrap(), Some(FromEngine::ThreadsHeld { threads: 1 }));
@@ -105,7 +108,7 @@ async fn a_hang_is_silent_until_it_is_killed() {
     let world = World::new();
     let mut process = world.loaded(&failing(SyntheticFailure::GenerateHangs)).await;
     process.send(ToEngine::Generate { request: 1, job: Box::new(job("a", 10)) });
-    process.send(ToEngine::Grant { request: 1, source: KvGrant::Recompute });
+    process.send(ToEngine::Grant { request: 1, source: KvGrant::Recompute { known: 0 } });
     let mut deltas = 0;
     while deltas < 3 {
         deltas += u32::from(matches!(process.receive().await.unwrap(), Some(FromEngine::Delta { .. })));

@@ -48,6 +48,7 @@ pub(crate) fn job(text: &str, tokens: u32) -> GenerateJob {
         ignore_end: true,
         stream: true,
         output: Output::default(),
+        kv_domain: None,
     }
 }
 
@@ -94,7 +95,7 @@ impl World {
         job: GenerateJob,
     ) -> Vec<FromEngine> {
         process.send(ToEngine::Generate { request, job: Box::new(job) });
-        process.send(ToEngine::Grant { request, source: KvGrant::Recompute });
+        process.send(ToEngine::Grant { request, source: KvGrant::Recompute { known: 0 } });
         let mut all = Vec::new();
         while let Some(message) = process.receive().await.unwrap() {
             let last = matches!(message, FromEngine::Done { .. } | FromEngine::Failed { .. });

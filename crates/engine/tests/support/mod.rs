@@ -129,7 +129,7 @@ impl Harness {
     fn take(&mut self, said: Vec<FromEngine>) {
         for message in said {
             match message {
-                FromEngine::Prepared { request, prompt_tokens } => {
+                FromEngine::Prepared { request, prompt_tokens, .. } => {
                     self.answer(request).prompt_tokens = Some(prompt_tokens);
                 }
                 FromEngine::Delta { request, choice, text } => {
@@ -184,7 +184,7 @@ impl Harness {
     }
 
     pub(crate) fn grant(&mut self, request: u64) {
-        self.send(ToEngine::Grant { request, source: KvGrant::Recompute });
+        self.send(ToEngine::Grant { request, source: KvGrant::Recompute { known: 0 } });
     }
 
     pub(crate) fn start(&mut self, job: GenerateJob) -> u64 {
@@ -239,6 +239,7 @@ pub(crate) fn greedy(prompt: Prompt, max_tokens: u32) -> GenerateJob {
         ignore_end: false,
         stream: true,
         output: Output::default(),
+        kv_domain: None,
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) struct Shared {
 pub(crate) fn single(fields: &Fields<'_>, messages: String, shared: Shared) -> Result<Generation, ApiError> {
     let Shared { max_tokens, stop, sampling, output, stream, tier } = shared;
     let (prompt, choices, ignore_end) = (Prompt::Chat { messages }, 1, false);
-    let job = GenerateJob { prompt, choices, max_tokens, sampling, stop, ignore_end, stream, output };
+    let job = GenerateJob { prompt, choices, max_tokens, sampling, stop, ignore_end, stream, output, kv_domain: None };
     let jobs = vec![Work::Generate(Box::new(job))];
     Ok(Generation {
         model: model(fields)?,
@@ -164,6 +164,7 @@ pub(crate) fn generation(route: Route, body: &[u8]) -> Result<Generation, ApiErr
         ignore_end,
         stream,
         output: output.clone(),
+        kv_domain: None,
     };
     let jobs = prompts.into_iter().map(|prompt| Work::Generate(Box::new(job(prompt)))).collect();
     let (include_usage, tier) = (include_usage(&fields)?, tier(&fields)?);

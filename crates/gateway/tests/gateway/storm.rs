@@ -26,6 +26,7 @@ fn submission(number: u64) -> Submission {
         ignore_end: false,
         stream: true,
         output: Output::default(),
+        kv_domain: None,
     };
     Submission {
         tenant: TenantId::anonymous(),

@@ -206,6 +206,7 @@ impl World {
             ignore_end: true,
             stream: true,
             output: Output::default(),
+            kv_domain: None,
         };
         self.ask_work(digest, class, Work::Generate(Box::new(job)))
     }
