@@ -202,6 +202,14 @@ def test_a_gateway_that_is_told_to_stop_finishes_what_runs(fleet):
     assert gateway.process.wait(60) == 0
 
 
+def test_a_gateway_is_small_when_nobody_asks(fleet):
+    gateway = fleet.gateway("a")
+    assert gateway.post(CHAT, chat())[0] == 200
+    # What the start needed was given back; the program goes on without it.
+    assert warmset.resident_set_bytes(gateway.pid) < 15e6
+    assert gateway.metric("warmset_requests_total") == 1
+
+
 def test_decisions_say_why_and_prompts_come_back_to_whoever_has_them(fleet):
     gateway = fleet.gateway("a", "b", "c")
     for turn in range(4):

@@ -15,5 +15,6 @@ pub mod gguf;
 pub mod llama;
 pub mod measure;
 pub mod process;
+pub mod start_pages;
 pub mod synthetic;
 pub mod template;

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::watch;
+use warmset_engine::start_pages;
 use warmset_gateway::{
     openai::ApiConfig,
     proxy::{Proxy, ProxyConfig, ReadReplicas, ReplicaConfig},
@@ -55,6 +56,9 @@ pub(crate) async fn run(arguments: GatewayArguments, output: Output) -> Result<(
     });
     output
         .result(&document, |_| format!("warmset forwards on http://{listen}, administration on http://{admin_listen}"));
+    if let Err(error) = start_pages::release() {
+        tracing::debug!("memory of the start is kept: {error}");
+    }
 
     signals.wait().await;
     output::note("warmset: finishing what runs; another signal stops at once");
