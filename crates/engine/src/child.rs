@@ -7,16 +7,21 @@
 //! and by the end of the socket.
 
 mod harden;
+mod inbox;
+
+pub(crate) use inbox::DESCRIPTORS_MAX;
 
 use crate::{
     frame,
+    kv::KvMemory,
     port::{Engine, LoadFailure, LoadFault},
     protocol::{EngineKind, FromEngine, LoadRequest, PROTOCOL_VERSION, ToEngine},
     synthetic::SyntheticEngine,
 };
+use inbox::Inbox;
 use std::{
     io::{BufReader, BufWriter, Write},
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     process::ExitCode,
     sync::mpsc::{Receiver, Sender, channel},
 };
@@ -108,6 +113,12 @@ pub(crate) fn log(message: &str) {
     let _ = writeln!(std::io::stderr(), "warmset engine: {message}");
 }
 
+/// A message and what came with it.
+struct Received {
+    message: ToEngine,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// The writing end of the socket. The first failure to write is kept: then nobody is left to tell.
 struct Outbox {
     writer: BufWriter<UnixStream>,
@@ -146,7 +157,7 @@ fn serve(socket: UnixStream) -> Result<u8, frame::FrameError> {
     let build = env!("CARGO_PKG_VERSION").to_owned();
     outbox.put(&FromEngine::Hello { protocol_version: PROTOCOL_VERSION, build, accelerators });
     outbox.check()?;
-    let request = match messages.recv() {
+    let request = match messages.recv().map(|received| received.message) {
         Ok(ToEngine::Load(request)) => request,
         Ok(_) => {
             log("the first message must be load");
@@ -184,7 +195,7 @@ fn refuse(outbox: &mut Outbox, message: String, permanent: bool) -> Result<u8, f
 fn drive(
     engine: &mut dyn Engine,
     request: &LoadRequest,
-    messages: &Receiver<ToEngine>,
+    messages: &Receiver<Received>,
     outbox: &mut Outbox,
 ) -> Result<u8, frame::FrameError> {
     let mut threads = request.threads;
@@ -203,11 +214,19 @@ fn drive(
             }
         };
         match next {
-            Some(ToEngine::Load(_)) => {
+            Some(Received { message: ToEngine::Load(_), .. }) => {
                 log("a process loads once");
                 return Ok(EXIT_PROTOCOL);
             }
-            Some(message) => {
+            Some(Received { message: ToEngine::KvOpen(open), descriptors }) => {
+                match KvMemory::map(&open, descriptors) {
+                    Ok(memory) => engine.open_kv(open, memory),
+                    Err(message) => {
+                        log(&format!("goes on without a tier for KV, whose memory cannot be used: {message}"))
+                    }
+                }
+            }
+            Some(Received { message, .. }) => {
                 if let ToEngine::SetThreads { threads: wanted } = message {
                     threads = wanted;
                 }
@@ -248,8 +267,8 @@ fn construct(kind: EngineKind) -> Result<Box<dyn Engine>, String> {
 
 /// Reads messages until there are none. `Stop` and the end of the socket end the process from here, so that neither a
 /// long load nor a long step delays them.
-fn read_messages(socket: UnixStream, messages: &Sender<ToEngine>) {
-    let mut reader = BufReader::new(socket);
+fn read_messages(socket: UnixStream, messages: &Sender<Received>) {
+    let mut reader = BufReader::new(Inbox::new(socket));
     loop {
         match frame::read(&mut reader) {
             Ok(Some(ToEngine::Stop)) => {
@@ -258,7 +277,9 @@ fn read_messages(socket: UnixStream, messages: &Sender<ToEngine>) {
                 }
             }
             Ok(Some(message)) => {
-                if messages.send(message).is_err() {
+                let wants = matches!(message, ToEngine::KvOpen(_));
+                let descriptors = if wants { reader.get_mut().take_descriptors() } else { Vec::new() };
+                if messages.send(Received { message, descriptors }).is_err() {
                     return;
                 }
             }

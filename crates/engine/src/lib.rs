@@ -11,6 +11,7 @@ pub mod child;
 pub mod command;
 pub mod frame;
 pub mod gguf;
+pub mod kv;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod measure;

@@ -1,6 +1,9 @@
 //! The port that every engine implements inside its process. One thread drives it: messages first, then one step.
 
-use crate::protocol::{FromEngine, LoadRequest, LoadedInfo, ToEngine};
+use crate::{
+    kv::KvMemory,
+    protocol::{FromEngine, KvOpen, LoadRequest, LoadedInfo, ToEngine},
+};
 
 /// Where an engine puts what it has to say.
 pub type Report<'a> = &'a mut dyn FnMut(FromEngine);
@@ -37,7 +40,11 @@ pub trait Engine {
     /// Loads, makes a first discarded computation, and reports progress on the way.
     fn load(&mut self, request: &LoadRequest, report: Report<'_>) -> Result<LoadedInfo, LoadFailure>;
 
-    /// Takes `Generate`, `Embed`, `Grant`, `Cancel` or `SetThreads`; the others never arrive here.
+    /// Takes the tier's memory. An engine whose KV cannot be cut ignores it.
+    fn open_kv(&mut self, open: KvOpen, memory: KvMemory);
+
+    /// Takes `Generate`, `Embed`, `Grant`, `Cancel`, `SetThreads` or an answer about a save; the others never arrive
+    /// here.
     fn handle(&mut self, message: ToEngine, report: Report<'_>);
 
     /// Whether a step would do something now (with at least one thread).

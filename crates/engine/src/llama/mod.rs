@@ -15,8 +15,9 @@ mod sys;
 mod text;
 
 use crate::{
+    kv::KvMemory,
     port::{Engine, LoadFailure, Report},
-    protocol::{FromEngine, LoadRequest, LoadedInfo, ToEngine},
+    protocol::{FromEngine, KvOpen, LoadRequest, LoadedInfo, ToEngine},
 };
 use embed::Embeddings;
 use generate::{Generations, failed};
@@ -111,6 +112,8 @@ impl Engine for LlamaEngine {
         self.loaded = Some(loaded);
         Ok(info)
     }
+
+    fn open_kv(&mut self, _: KvOpen, _: KvMemory) {}
 
     fn handle(&mut self, message: ToEngine, report: Report<'_>) {
         let Some(loaded) = self.loaded.as_mut() else { return };

@@ -4,15 +4,19 @@ use super::{
     launcher::{self, Launcher, Messages},
     limit::{MemoryGroup, MemoryLimit},
     log::EngineLog,
+    outgoing::{Outgoing, write_messages},
 };
 use crate::{
-    child::{EXIT_OUT_OF_MEMORY, EXIT_SERVER_ENDED},
-    frame::{self, FrameError, FrameReader},
+    child::{DESCRIPTORS_MAX, EXIT_OUT_OF_MEMORY, EXIT_SERVER_ENDED},
+    frame::{FrameError, FrameReader},
     protocol::{FromEngine, ToEngine},
 };
 use rustix::process::{Pid, Signal};
 use std::{
-    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
     path::PathBuf,
     process::{Child, ExitStatus},
     sync::{
@@ -22,8 +26,8 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncWriteExt, Interest, unix::AsyncFd},
-    net::{UnixStream, unix::OwnedWriteHalf},
+    io::{Interest, unix::AsyncFd},
+    net::UnixStream,
     sync::{mpsc, oneshot, watch},
 };
 use warmset_core::{Bytes, worker::Exit};
@@ -67,7 +71,7 @@ impl EngineKiller {
 /// Sends messages to one process, without waiting.
 #[derive(Debug, Clone)]
 pub struct EngineSender {
-    messages: mpsc::UnboundedSender<ToEngine>,
+    messages: mpsc::UnboundedSender<Outgoing>,
     shared: Arc<Shared>,
 }
 
@@ -77,7 +81,20 @@ impl EngineSender {
         if message == ToEngine::Stop {
             self.shared.stop_asked.store(true, Ordering::SeqCst);
         }
-        let _ = self.messages.send(message);
+        let _ = self.messages.send(Outgoing::Message(message));
+    }
+
+    /// Sends copies of descriptors along with the next message, at most [`DESCRIPTORS_MAX`]. Only to a process that
+    /// computes by itself.
+    pub fn send_descriptors(&self, descriptors: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(std::io::Error::other("more descriptors than any message needs"));
+        }
+        let copies = descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned());
+        let copies = copies.collect::<std::io::Result<Vec<OwnedFd>>>()?;
+        // As for messages.
+        let _ = self.messages.send(Outgoing::Descriptors(copies));
+        Ok(())
     }
 }
 
@@ -165,6 +182,11 @@ impl EngineProcess {
         self.sender.send(message);
     }
 
+    /// Sends copies of descriptors along with the next message: see [`EngineSender::send_descriptors`].
+    pub fn send_descriptors(&self, descriptors: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        self.sender.send_descriptors(descriptors)
+    }
+
     /// A sender that may be kept elsewhere.
     pub fn sender(&self) -> EngineSender {
         self.sender.clone()
@@ -250,19 +272,6 @@ fn watch_for_end(pidfd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` gives the same open descriptor for its whole life, and the `AsyncFd` owns it.
     let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
     registered.map_err(Into::into)
-}
-
-async fn write_messages(mut socket: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<ToEngine>) {
-    while let Some(message) = queue.recv().await {
-        match frame::encode(&message) {
-            Ok(frame) => {
-                if socket.write_all(&frame).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => tracing::error!(%error, "a message for an engine cannot be written"),
-        }
-    }
 }
 
 /// What a cap on memory did to a process that has ended.

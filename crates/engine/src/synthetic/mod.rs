@@ -8,10 +8,11 @@ mod script;
 mod text;
 
 use crate::{
+    kv::KvMemory,
     port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
-        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, LoadRequest, LoadedInfo, Prompt, SyntheticFailure,
-        SyntheticSpec, ToEngine, TokensOrText, Usage,
+        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvOpen, LoadRequest, LoadedInfo, Prompt,
+        SyntheticFailure, SyntheticSpec, ToEngine, TokensOrText, Usage,
     },
 };
 use generation::Generation;
@@ -108,6 +109,8 @@ impl Engine for SyntheticEngine {
             warm_up_seconds: 0.0,
         })
     }
+
+    fn open_kv(&mut self, _: KvOpen, _: KvMemory) {}
 
     fn handle(&mut self, message: ToEngine, report: Report<'_>) {
         match message {
