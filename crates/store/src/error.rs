@@ -55,6 +55,12 @@ pub enum StoreError {
     /// Another fetch of the same file is under way.
     #[error("this file is being fetched already: wait until that is done")]
     BeingFetched,
+    /// Another process has the directory.
+    #[error("{path} is held by another process: stop it, or choose another directory", path = path.display())]
+    InUse {
+        /// What it holds.
+        path: PathBuf,
+    },
     /// The store's own directory fails.
     #[error("the store cannot {what} {path}: {error}", path = path.display())]
     Directory {

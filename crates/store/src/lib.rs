@@ -2,11 +2,14 @@
 //!
 //! A model's files are copied (or reflinked) into a directory under the name of their SHA-256 and never change again, so
 //! an engine maps a file that nobody else can write. What a model *is*, its [`Manifest`], has a digest of its own.
+//!
+//! Beside them lie [`segments`]: the blocks of KV that outlive the memory they were made in.
 
 mod checked;
 mod error;
 mod import;
 mod manifest;
+pub mod segments;
 mod staging;
 mod store;
 
