@@ -35,20 +35,20 @@ def measure(name, loads, options):
         replicas = stack.enter_context(routers.Replicas(
             REPLICAS, "--batch", "--cached-prompts", CACHED_PROMPTS, "--tokens-per-prompt", (SYSTEM_BYTES + QUESTION_BYTES) // 4,
             "--speed", options.speed))
-        router = stack.enter_context(routers.Router(name, replicas))
-        play(router, replicas, options.fill_load, options.fill_seconds, options.speed, seed=7)
-        return {f"load {load}": play(router, replicas, load, options.seconds, options.speed, seed=1) for load in loads}
+        fronts = [stack.enter_context(routers.Router(name, replicas)) for _ in range(options.gateways)]
+        play(fronts, replicas, options.fill_load, options.fill_seconds, options.speed, seed=7)
+        return {f"load {load}": play(fronts, replicas, load, options.seconds, options.speed, seed=1) for load in loads}
 
 
-def play(router, replicas, load, seconds, speed, seed):
+def play(fronts, replicas, load, seconds, speed, seed):
     """One load, from a quiet fleet on."""
     warmset.wait_for(lambda: not any(one["in_flight"] for one in replicas.figures()), "nothing is under way")
     replicas.reset()
     one = routers.load(
-        router, "--tenants", TENANTS, "--hot-share", HOT_SHARE, "--prompt-bytes", SYSTEM_BYTES, "--question-bytes", QUESTION_BYTES,
+        fronts[0], "--tenants", TENANTS, "--hot-share", HOT_SHARE, "--prompt-bytes", SYSTEM_BYTES, "--question-bytes", QUESTION_BYTES,
         "--stream", "--output-tokens", OUTPUT_TOKENS, "--exponential-output", "--warm-up-seconds", 0, "--seed", seed,
         "--target-microseconds", int(TARGET_SECONDS * 1e6 / speed), "--per-second", CAPACITY_PER_SECOND * load * speed,
-        "--seconds", seconds / speed, "--patience-seconds", PATIENCE_SECONDS)
+        "--seconds", seconds / speed, "--patience-seconds", PATIENCE_SECONDS, others=fronts[1:])
     figures = replicas.figures()
     due = one["answered"] + one["failed"] + one["unfinished"]
     resident = [figure["resident_microseconds"] for figure in figures]
@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=30, help="measured, in the replicas' time")
     parser.add_argument("--fill-seconds", type=float, default=40, help="before that, to fill the caches")
     parser.add_argument("--fill-load", type=float, default=0.35)
+    parser.add_argument("--gateways", type=int, default=1, help="routers beside each other that do not talk")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)), help="as shares of what the replicas can do")
     parser.add_argument("--routers", default=",".join(routers.KINDS).replace(", tuned", " tuned"))
     options = parser.parse_args()
@@ -77,6 +78,7 @@ def main():
     loads = [float(load) for load in options.loads.split(",")]
     claims = {name: measure(name, loads, options) for name in routers.available(names)}
     harness.report("router_affinity", claims, peer=f"{routers.PEERS}, HAProxy", replicas=REPLICAS, tenants=TENANTS,
+                   gateways=options.gateways,
                    speed=options.speed, capacity_per_second=CAPACITY_PER_SECOND, target_seconds=TARGET_SECONDS,
                    claim="cached at least 0.98, most to mean at most 1.6, every first token within the target, up to the highest load")
 

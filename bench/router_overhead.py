@@ -12,7 +12,7 @@ import statistics
 import harness
 import routers
 
-NAMES = ["warmset", "sglang cache_aware", "vllm consistent_hash", "vllm cache_aware"]
+NAMES = ["warmset", "sglang cache_aware", "smg cache_aware", "vllm consistent_hash", "vllm cache_aware"]
 REPLICAS = 4
 CASES = {
     "400 bytes": ["--connections", 32, "--prompt-bytes", 400],
@@ -20,6 +20,7 @@ CASES = {
     "50 events at once": ["--connections", 32, "--stream", "--events", 50],
     "50 events, 10 ms apart": ["--connections", 32, "--stream", "--events", 50],
     "400 bytes, one at a time": ["--connections", 1, "--prompt-bytes", 400],
+    "400 bytes, eight at a time": ["--connections", 8, "--prompt-bytes", 400],
 }
 PACED = "50 events, 10 ms apart"
 

@@ -13,7 +13,7 @@ import warmset
 
 TOOLS = harness.ROOT / "build" / "bench" / "router-target" / "release"
 ROUTERS = harness.ROOT / "build" / "bench" / "routers"
-PEERS = "sglang-router 0.3.2, vllm-router 0.1.17"
+PEERS = "sglang-router 0.3.2, smg 1.13.0, vllm-router 0.1.17"
 # The routers in Python's packages look for a tokenizer on a hub before they listen.
 START_SECONDS = 120
 PRIORITY = -15
@@ -25,6 +25,8 @@ KINDS = {
     "sglang cache_aware": ("sglang", "cache_aware", []),
     "sglang cache_aware, tuned": (
         "sglang", "cache_aware", ["--balance-abs-threshold", "8", "--balance-rel-threshold", "1.2"]),
+    "smg cache_aware": ("smg", "cache_aware", []),
+    "smg prefix_hash": ("smg", "prefix_hash", []),
     "vllm consistent_hash": ("vllm", "consistent_hash", []),
     "vllm cache_aware": ("vllm", "cache_aware", []),
     "haproxy 125": ("haproxy", "125", []),
@@ -139,9 +141,10 @@ class Router(Process):
                     f"127.0.0.1:{self.other_port}", "--data", self.directory.name, *replicas]
         if self.kind == "haproxy":
             return ["haproxy", "-db", "-f", self.haproxy_file(urls)]
-        launch = ["launch"] if self.kind == "sglang" else []
-        level = "warn" if self.kind == "sglang" else "warning"
-        return [ROUTERS / self.kind / "bin" / f"{self.kind}-router", *launch, "--host", "127.0.0.1", "--port", self.port,
+        launch = [] if self.kind == "vllm" else ["launch"]
+        level = "warning" if self.kind == "vllm" else "warn"
+        program = "smg" if self.kind == "smg" else f"{self.kind}-router"
+        return [ROUTERS / self.kind / "bin" / program, *launch, "--host", "127.0.0.1", "--port", self.port,
                 "--prometheus-host", "127.0.0.1", "--prometheus-port", self.other_port, "--policy", self.policy,
                 "--log-level", level, "--worker-startup-check-interval", 1, *self.more, "--worker-urls", *urls]
 
@@ -165,7 +168,7 @@ class Router(Process):
                 return False
         finally:
             connection.close()
-        if self.kind not in ("sglang", "vllm"):
+        if self.kind not in ("sglang", "smg", "vllm"):
             return True
         status, text = get(self.port, "/workers")
         return status != 200 or text.count(b"://") >= self.replicas.count
@@ -175,9 +178,10 @@ class Router(Process):
         self.directory.cleanup()
 
 
-def load(router, *arguments):
-    """What the load measured, with the router's processor time."""
-    command = [TOOLS / "load", "--address", f"127.0.0.1:{router.port}", "--process", router.process.pid, *arguments]
+def load(router, *arguments, others=()):
+    """What the load measured, with the router's processor time; requests are shared out among it and the others."""
+    addresses = ",".join(f"127.0.0.1:{one.port}" for one in (router, *others))
+    command = [TOOLS / "load", "--address", addresses, "--process", router.process.pid, *arguments]
     with tempfile.TemporaryFile() as output:
         process = start(command, output)
         if process.wait() != 0:

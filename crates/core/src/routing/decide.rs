@@ -126,6 +126,9 @@ impl Router {
         let pool = self.pools.get_mut(&ask.model).ok_or(Refusal::UnknownModel)?;
         let total = pool.traffic.add(now);
         let (replicas, owners_per_share) = (pool.members.len() as f64, self.settings.weights.owners_per_share);
+        if !self.groups.is_known(ask.prefix.anchor.hash) {
+            pool.strangers.add(now);
+        }
         let mut seen = Seen { anchor: ask.prefix.anchor, model: ask.model, pool: replicas, owners_per_share };
         let mut wish = self.groups.add(&seen, total, now);
         if wish.share > SHARE_OF_ALL && ask.prefix.deeper.end_bytes > seen.anchor.end_bytes {

@@ -85,7 +85,7 @@ impl Traffic {
         self.requests
     }
 
-    /// The count now.
+    /// Nothing new; the count now.
     pub(super) fn count(&self, now: Instant) -> f32 {
         faded(self.requests, self.at, now)
     }
@@ -97,13 +97,18 @@ impl Groups {
         Self { groups: Vec::new(), index, groups_max: groups_max.max(1), hand: 0 }
     }
 
+    /// Whether anything is known of this group.
+    pub(super) fn is_known(&self, anchor: u64) -> bool {
+        self.number(anchor).is_some()
+    }
+
+    fn number(&self, anchor: u64) -> Option<u32> {
+        self.index.get(anchor, |number| self.groups[number as usize].anchor == anchor)
+    }
+
     /// One more request of this group, among `total` of its model; what it needs of owners in a pool of `pool`.
     pub(super) fn add(&mut self, seen: &Seen, total: f32, now: Instant) -> Wish {
-        let anchor = seen.anchor.hash;
-        let number = match self.index.get(anchor, |number| self.groups[number as usize].anchor == anchor) {
-            Some(number) => number,
-            None => self.insert(seen, now),
-        };
+        let number = self.number(seen.anchor.hash).unwrap_or_else(|| self.insert(seen, now));
         let group = &mut self.groups[number as usize];
         group.requests = faded(group.requests, group.at, now) + 1.0;
         group.at = now;

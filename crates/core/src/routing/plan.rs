@@ -67,7 +67,12 @@ pub(super) struct Plan {
 
 impl Plan {
     /// A new plan for these groups, with room for so many in all.
-    pub(super) fn new(owners: &[Owner], mut wishes: Vec<Wish>, groups_max: usize) -> Self {
+    ///
+    /// Groups of which nobody has asked yet have a share of the traffic as well: as large as the share of those who
+    /// were lately the first of theirs. What is known is placed as if the others were there, so that it stays where it
+    /// is when they come, and gateways that know different parts place what they know alike.
+    pub(super) fn new(owners: &[Owner], mut wishes: Vec<Wish>, unknown_share: f64, groups_max: usize) -> Self {
+        let known_share = if wishes.is_empty() { 0.0 } else { (1.0 - unknown_share).clamp(0.0, 1.0) };
         let count = owners.len().max(1) as f64;
         let (mut single, mut taken, mut bytes) = (0.0_f64, 0.0, 0.0);
         for wish in &wishes {
@@ -80,16 +85,17 @@ impl Plan {
         }
         let weights: f64 = owners.iter().map(|owner| owner.weight).sum();
         let mean_bytes = bytes / count;
+        let most_bytes = if known_share > 0.0 { mean_bytes / known_share * MEMORY_SLACK } else { f64::INFINITY };
         let room = |owner: &Owner| {
             let own = owner.capacity_bytes as f64 * MEMORY_OWNED;
-            let bytes_max = own.clamp(mean_bytes * MEMORY_OVER, mean_bytes * MEMORY_SLACK).max(1.0);
+            let bytes_max = own.clamp(mean_bytes * MEMORY_OVER, most_bytes).max(1.0);
             Room { owner: *owner, load_max: LOAD_SLACK * owner.weight / weights, load: 0.0, bytes_max, bytes: 0.0 }
         };
         let mut plan = Self {
             rooms: owners.iter().map(room).collect(),
             owners: BTreeMap::new(),
             groups_max,
-            single_load: (1.0 - taken).max(0.0) / single.max(1.0),
+            single_load: (1.0 - taken).max(0.0) * known_share / single.max(1.0),
         };
         wishes.sort_unstable_by(|a, b| b.owners.cmp(&a.owners).then(a.anchor.cmp(&b.anchor)));
         for wish in wishes {
@@ -157,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_plan_has_a_limit() {
-        let mut plan = Plan::new(&owners(4, 16), vec![wish(1, 0.5, 1)], 3);
+        let mut plan = Plan::new(&owners(4, 16), vec![wish(1, 0.5, 1)], 0.0, 3);
         for anchor in 2..9 {
             plan.place(&wish(anchor, 0.1, 1));
         }
@@ -174,7 +180,7 @@ mod tests {
         ) {
             let mut wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.7 / 200.0, 1)).collect();
             wishes[0] = Wish { share: 0.3, owners: 8, ..wishes[0] };
-            let plan = Plan::new(&owners(16, 16), wishes.clone(), 1000);
+            let plan = Plan::new(&owners(16, 16), wishes.clone(), 0.0, 1000);
             let mut counts = vec![0; 16];
             for wish in &wishes {
                 prop_assert_eq!(plan.owners(wish.anchor).len(), wish.owners);
@@ -183,14 +189,33 @@ mod tests {
             prop_assert!(counts.iter().all(|count| *count <= 16), "{:?}", counts);
             let at = swap.index(wishes.len());
             wishes.rotate_left(at);
-            let again = Plan::new(&owners(16, 16), wishes.clone(), 1000);
+            let again = Plan::new(&owners(16, 16), wishes.clone(), 0.0, 1000);
             prop_assert!(wishes.iter().all(|wish| plan.owners(wish.anchor) == again.owners(wish.anchor)));
+        }
+
+        #[test]
+        fn whoever_knows_half_of_the_groups_places_them_nearly_as_whoever_knows_all(
+            anchors in prop::collection::btree_set(any::<u64>(), 190..200),
+        ) {
+            let wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.005, 1)).collect();
+            let half: Vec<Wish> = wishes.iter().copied().step_by(2).collect();
+            let whole = Plan::new(&owners(16, 16), wishes, 0.0, 1000);
+            let moved = |unknown_share| {
+                let plan = Plan::new(&owners(16, 16), half.clone(), unknown_share, 1000);
+                half.iter().filter(|wish| whole.owners(wish.anchor) != plan.owners(wish.anchor)).count()
+            };
+            prop_assert!(moved(0.5) <= half.len() / 4, "{} of {} moved", moved(0.5), half.len());
+            // The very first ones as well.
+            let mut plan = Plan::new(&owners(16, 16), Vec::new(), 0.0, 1000);
+            half[..8].iter().for_each(|wish| plan.place(wish));
+            let first = half[..8].iter().filter(|wish| whole.owners(wish.anchor) != plan.owners(wish.anchor)).count();
+            prop_assert!(first <= 6, "{} of 8 moved", first);
         }
 
         #[test]
         fn one_group_more_or_less_moves_few_others(anchors in prop::collection::btree_set(any::<u64>(), 140..160)) {
             let wishes: Vec<Wish> = anchors.iter().map(|anchor| wish(*anchor, 0.005, 1)).collect();
-            let (whole, less) = (Plan::new(&owners(16, 16), wishes.clone(), 1000), Plan::new(&owners(16, 16), wishes[1..].to_vec(), 1000));
+            let (whole, less) = (Plan::new(&owners(16, 16), wishes.clone(), 0.0, 1000), Plan::new(&owners(16, 16), wishes[1..].to_vec(), 0.0, 1000));
             let moved = wishes[1..].iter().filter(|wish| whole.owners(wish.anchor) != less.owners(wish.anchor)).count();
             prop_assert!(moved <= 24, "{} of {} moved", moved, wishes.len());
         }

@@ -19,8 +19,10 @@ pub const REPLICAS_MAX: usize = 4096;
 const BYTES_PER_TOKEN_DEFAULT: f64 = 4.0;
 const BYTES_PER_TOKEN_RANGE: (f64, f64) = (0.5, 32.0);
 const BYTES_PER_TOKEN_SAMPLE_WEIGHT: f64 = 0.02;
-/// A plan is made anew after this.
+/// A plan is made anew after this, and sooner while much of the traffic is of groups that nobody knew.
 const PLAN_AGE_MAX: Duration = Duration::from_secs(5);
+const PLAN_AGE_MAX_AT_FIRST: Duration = Duration::from_secs(1);
+const UNKNOWN_SHARE_AT_FIRST: f64 = 0.05;
 /// Groups times replicas of one plan: a few milliseconds.
 const PLAN_WORK_MAX: usize = 1 << 20;
 /// Below this a difference between what was expected to be cached and what was is rounding.
@@ -32,12 +34,21 @@ pub(super) struct Pool {
     pub(super) members: Vec<usize>,
     pub(super) identities: Vec<u64>,
     pub(super) traffic: Traffic,
+    /// Of it, requests that were the first of their group.
+    pub(super) strangers: Traffic,
     pub(super) bytes_per_token: f64,
     /// How often that was measured.
     samples: u32,
     /// Who owns what; made anew when `plan_at` is long ago, or replicas came or went.
     pub(super) plan: Plan,
     pub(super) plan_at: Option<Instant>,
+}
+
+impl Pool {
+    /// The share of the traffic that groups have of which nobody has asked yet, as nearly as those tell who were new.
+    fn unknown_share(&self, now: Instant) -> f64 {
+        f64::from(self.strangers.count(now) / self.traffic.count(now).max(1.0))
+    }
 }
 
 /// A request on its way.
@@ -182,6 +193,7 @@ impl Router {
                 members: Vec::new(),
                 identities: Vec::new(),
                 traffic: Traffic::default(),
+                strangers: Traffic::default(),
                 bytes_per_token: BYTES_PER_TOKEN_DEFAULT,
                 samples: 0,
                 plan: Plan::default(),
@@ -333,7 +345,8 @@ impl Router {
         }
         let models: Vec<ModelKey> = self.pools.keys().copied().collect();
         for model in models {
-            self.plan(now, model, PLAN_AGE_MAX);
+            let is_first = self.pools.get(&model).is_some_and(|pool| pool.unknown_share(now) > UNKNOWN_SHARE_AT_FIRST);
+            self.plan(now, model, if is_first { PLAN_AGE_MAX_AT_FIRST } else { PLAN_AGE_MAX });
         }
     }
 
@@ -352,7 +365,7 @@ impl Router {
         let groups_max = (PLAN_WORK_MAX / owners.len().max(1)).max(1);
         let seen = (pool.members.len() as f64, self.settings.weights.owners_per_share);
         let wishes = self.groups.wishes(model, groups_max, seen, pool.traffic.count(now), now);
-        pool.plan = Plan::new(&owners, wishes, self.settings.groups_max);
+        pool.plan = Plan::new(&owners, wishes, pool.unknown_share(now), self.settings.groups_max);
         pool.plan_at = Some(now);
     }
 

@@ -57,6 +57,17 @@ fn gateways_that_do_not_talk_lose_little_r24() {
 }
 
 #[test]
+fn gateways_that_do_not_talk_and_know_nothing_at_first_agree_before_queues_grow() {
+    for load_reports_seconds in [None, Some(1.0)] {
+        for requests_per_second in [140.0, NINETY_PERCENT] {
+            let scenario = Scenario { gateways: 4, load_reports_seconds, ..at(requests_per_second) };
+            let outcome = outcome(scenario, &Policy::router());
+            assert!(outcome.within_target_share >= 0.98, "{requests_per_second}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn a_lost_replica_or_another_hot_tenant_is_no_catastrophe() {
     let lost = outcome(Scenario { lose_replica: true, ..at(100.0) }, &Policy::router());
     let switched = outcome(Scenario { hot_switch: true, ..at(100.0) }, &Policy::router());

@@ -15,8 +15,9 @@ use tokio::time::Instant;
 
 #[derive(Parser)]
 struct Arguments {
-    #[arg(long)]
-    address: String,
+    /// One or more routers: connections of a closed loop are shared out among them, requests of an open one drawn.
+    #[arg(long = "address", value_delimiter = ',', required = true)]
+    addresses: Vec<String>,
     /// Closed loop: requests at a time.
     #[arg(long, default_value_t = 16)]
     connections: usize,
@@ -75,7 +76,7 @@ struct Times {
 async fn main() {
     let arguments = Arc::new(Arguments::parse());
     let target = Arc::new(Target {
-        address: arguments.address.clone(),
+        addresses: arguments.addresses.clone(),
         stream: arguments.stream,
         events: arguments.events,
         bodies: Bodies::new(&arguments),
@@ -118,9 +119,10 @@ async fn closed_loop(arguments: &Arc<Arguments>, target: &Arc<Target>, times: &T
         let mut random = fastrand::Rng::with_seed(arguments.seed.wrapping_mul(7919) ^ number);
         tasks.push(tokio::spawn(async move {
             let (mut connection, mut figures) = (None, Figures::default());
+            let router = number as usize % target.addresses.len();
             while end.is_none_or(|end| Instant::now() < end) && take(&left) {
                 let due = Instant::now();
-                let asked = play::ask(&target, &mut connection, &mut random, due).await;
+                let asked = play::ask(&target, router, &mut connection, &mut random, due).await;
                 // Those that are under way when the time is over are part of the load, as those at its start.
                 if end.is_none() || due >= start {
                     figures.add(asked);
@@ -142,7 +144,8 @@ async fn open_loop(
     total: &Arc<Mutex<Figures>>,
 ) {
     let mut random = fastrand::Rng::with_seed(arguments.seed);
-    let idle = Arc::new(Mutex::new(Vec::new()));
+    let idle: Vec<_> = target.addresses.iter().map(|_| Mutex::new(Vec::new())).collect();
+    let idle = Arc::new(idle);
     let (mut due, mut tasks) = (Instant::now(), tokio::task::JoinSet::new());
     while due < times.end {
         due += Duration::from_secs_f64(-(1.0 - random.f64()).ln() / per_second);
@@ -153,9 +156,11 @@ async fn open_loop(
             total.lock().unwrap_or_else(std::sync::PoisonError::into_inner).sent += 1;
         }
         tasks.spawn(async move {
-            let pool = || idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            // One draw more would be another load for whoever has one router.
+            let router = if idle.len() == 1 { 0 } else { random.usize(..idle.len()) };
+            let pool = || idle[router].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let mut connection = pool().pop().flatten();
-            let asked = play::ask(&target, &mut connection, &mut random, due).await;
+            let asked = play::ask(&target, router, &mut connection, &mut random, due).await;
             pool().push(connection);
             if is_counted {
                 total.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(asked);

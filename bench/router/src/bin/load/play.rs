@@ -11,7 +11,7 @@ use tokio::{net::TcpStream, time::Instant};
 pub type Connection = Option<http1::SendRequest<Full<Bytes>>>;
 
 pub struct Target {
-    pub address: String,
+    pub addresses: Vec<String>,
     pub stream: bool,
     pub events: Option<u32>,
     pub bodies: Bodies,
@@ -90,15 +90,22 @@ async fn connect(address: &str) -> Connection {
 }
 
 /// Asks once; the time counts from when the request was due.
-pub async fn ask(target: &Target, connection: &mut Connection, random: &mut fastrand::Rng, due: Instant) -> Asked {
+pub async fn ask(
+    target: &Target,
+    router: usize,
+    connection: &mut Connection,
+    random: &mut fastrand::Rng,
+    due: Instant,
+) -> Asked {
+    let address = &target.addresses[router];
     let (body, tenant) = target.bodies.draw(random);
     if connection.as_ref().is_none_or(http1::SendRequest::is_closed) {
-        *connection = connect(&target.address).await;
+        *connection = connect(address).await;
     }
     let tenant = format!("t{tenant}");
     // The names that peers with hashing by header look for.
     let request = Request::post("/v1/chat/completions")
-        .header("host", &target.address)
+        .header("host", address)
         .header("content-type", "application/json")
         .header("x-tenant", &tenant)
         .header("x-session-id", &tenant)
