@@ -329,7 +329,8 @@ impl Segments {
     /// found. Then waits, with patience, until its bytes have left the disk.
     pub fn purge(&self, domain: &TrustDomain) -> Result<Purged, StoreError> {
         let inner = &self.inner;
-        inner.queue.purge(domain);
+        let not_written = inner.queue.purge(domain);
+        inner.counters.blocks_not_written.fetch_add(not_written as u64, Ordering::Relaxed);
         let mut dropped = inner.table().purge(domain);
         let key = inner.keys.destroy(&domain.0);
         let recovered = inner.wait_for(|table| table.is_complete, PATIENCE);

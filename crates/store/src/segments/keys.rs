@@ -30,6 +30,8 @@ pub const DOMAINS_MAX: usize = 65_536;
 /// Each key takes less than 256 bytes in the file.
 const FILE_BYTES_MAX: u64 = 256 * DOMAINS_MAX as u64;
 const INFO: [&[u8]; 1] = [b"warmset kv segment 1"];
+/// What stands in the file in place of a key that was destroyed there.
+const NO_SECRET: [u8; 32] = [0; 32];
 /// Bytes of an authentication tag.
 pub(crate) const TAG_BYTES: usize = 16;
 
@@ -126,12 +128,16 @@ impl Keys {
     /// Forgets a domain's key, in memory at once and then on disk. Says whether there was one.
     pub(crate) fn destroy(&self, domain: &[u8; 32]) -> io::Result<bool> {
         let mut known = self.lock();
+        let in_file = self.in_file(domain)?;
         if let Some(key) = known.by_domain.remove(domain) {
             known.by_id.remove(&key.id);
-        } else if !self.file_names(domain)? {
-            return Ok(false);
         }
-        self.write(&known)?;
+        let Some(key) = in_file else { return Ok(false) };
+        if let Err(error) = self.write(&known) {
+            // A full disk has no room for a new file, but the old one can be written over.
+            tracing::warn!(%error, "the file of keys is written over in place");
+            self.write_over(&key)?;
+        }
         Ok(true)
     }
 
@@ -142,13 +148,23 @@ impl Keys {
         Ok(bytes)
     }
 
-    /// Whether a key that is forgotten in memory is still in the file: an earlier destruction failed there.
-    fn file_names(&self, domain: &[u8; 32]) -> io::Result<bool> {
+    /// A domain's key as the file has it, which may be more than memory has: an earlier destruction may have failed there.
+    fn in_file(&self, domain: &[u8; 32]) -> io::Result<Option<Arc<DomainKey>>> {
         match read(&self.directory.join(FILE_NAME)) {
-            Ok(known) => Ok(known.by_domain.contains_key(domain)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Ok(known) => Ok(known.by_domain.get(domain).cloned()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes a key in the file one that is no key.
+    fn write_over(&self, key: &DomainKey) -> io::Result<()> {
+        let path = self.directory.join(FILE_NAME);
+        let text = std::fs::read_to_string(&path)?;
+        let at = text.find(&hex(&key.secret)).ok_or(ErrorKind::NotFound)?;
+        let file = OpenOptions::new().write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(&path)?;
+        file.write_all_at(hex(&NO_SECRET).as_bytes(), at as u64)?;
+        file.sync_all()
     }
 
     /// Writes the new file beside the old one, then takes its place; what the old one held is overwritten.
@@ -238,6 +254,9 @@ fn read(path: &Path) -> io::Result<Known> {
     for record in records.keys {
         let parsed = (unhex(&record.domain), unhex(&record.id), unhex(&record.key));
         let (Some(domain), Some(id), Some(secret)) = parsed else { return Err(damaged("a key is malformed")) };
+        if secret == NO_SECRET {
+            continue;
+        }
         let key = Arc::new(DomainKey { id, secret });
         known.by_domain.insert(domain, Arc::clone(&key));
         known.by_id.insert(id, key);
@@ -291,6 +310,22 @@ mod tests {
         assert!(!directory.path().join(NEXT_FILE_NAME).exists());
         assert!(Keys::open(directory.path()).unwrap().by_id(&first.id).is_none());
         assert_ne!(again.of_domain(&[1; 32]).unwrap().secret, first.secret);
+    }
+
+    #[test]
+    fn a_key_is_destroyed_without_room_for_a_new_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = Keys::open(directory.path()).unwrap();
+        let (first, second) = (keys.of_domain(&[1; 32]).unwrap(), keys.of_domain(&[2; 32]).unwrap());
+        // Nothing can be written beside it.
+        std::fs::create_dir(directory.path().join(NEXT_FILE_NAME)).unwrap();
+        assert!(keys.destroy(&[1; 32]).unwrap());
+        assert!(!keys.destroy(&[1; 32]).unwrap());
+        std::fs::remove_dir(directory.path().join(NEXT_FILE_NAME)).unwrap();
+        let text = std::fs::read_to_string(directory.path().join(FILE_NAME)).unwrap();
+        assert!(!text.contains(&hex(&first.secret)));
+        let again = Keys::open(directory.path()).unwrap();
+        assert!(again.by_id(&first.id).is_none() && again.by_id(&second.id).is_some());
     }
 
     #[test]

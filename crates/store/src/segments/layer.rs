@@ -174,7 +174,8 @@ impl Layer for Directory {
 
     fn free_bytes(&self) -> io::Result<u64> {
         let figures = rustix::fs::statvfs(&self.path)?;
-        Ok(figures.f_bavail.saturating_mul(figures.f_frsize))
+        // One that has no size does not know what is left of it.
+        Ok(if figures.f_blocks == 0 { u64::MAX } else { figures.f_bavail.saturating_mul(figures.f_frsize) })
     }
 }
 

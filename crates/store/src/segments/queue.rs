@@ -166,9 +166,10 @@ impl Queue {
         self.wait(state, patience, |state| state.is_closed).is_closed
     }
 
-    /// What is being written of this domain does not become readable. What waits is judged when it is taken: a
-    /// domain's blocks that wait are answered there.
-    pub(super) fn purge(&self, domain: &TrustDomain) {
+    /// What is being written of this domain does not become readable, and what waits is not written. Says how many blocks
+    /// that are.
+    pub(super) fn purge(&self, domain: &TrustDomain) -> usize {
+        let mut blocks = 0;
         let mut state = self.lock();
         state.purged.insert(*domain);
         let mut answers = Vec::new();
@@ -179,6 +180,7 @@ impl Queue {
                 let purged = is_of(&block, domain);
                 is_purged.push(purged);
                 if purged {
+                    blocks += 1;
                     state.bytes = state.bytes.saturating_sub((*block).as_ref().len() as u64);
                 } else {
                     kept.push(block);
@@ -196,6 +198,7 @@ impl Queue {
         for done in answers {
             done(Vec::new());
         }
+        blocks
     }
 
     /// Whether the domain was purged since the work was taken.

@@ -34,7 +34,7 @@ const TAIL_PAGES: u64 = 16;
 /// How often a full channel is tried again.
 const FULL_CHANNEL_PAUSE: Duration = Duration::from_millis(2);
 
-/// A block that was there.
+/// A block that was there. The same one may be found at two places; both can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// What it is found by.
@@ -423,7 +423,8 @@ fn drop_holes(file: &dyn LayerFile, blocks: &mut Vec<Listed>) -> io::Result<()> 
     blocks.retain(|block| {
         let start = u64::from(block.page) * page_bytes;
         let end = start + u64::from(block.pages) * page_bytes;
-        data.iter().any(|(from, to)| *from <= start && end <= *to)
+        let before = data.partition_point(|(from, _)| *from <= start);
+        before.checked_sub(1).and_then(|last| data.get(last)).is_some_and(|(_, to)| end <= *to)
     });
     Ok(())
 }

@@ -261,12 +261,14 @@ impl Table {
         waiting.map(|(&number, segment)| (number, segment.clearing())).collect()
     }
 
-    /// These pages went back to the disk, or never will.
+    /// These pages, in their order, went back to the disk or never will.
     pub(crate) fn cleared(&mut self, segment: u32, ranges: &[Range]) {
         let Some(segment) = self.segments.get_mut(&segment) else { return };
         for place in &mut segment.places {
-            let in_range = |range: &Range| range.page <= place.page && place.page < range.page + range.pages;
-            if place.state != State::Live && ranges.iter().any(in_range) {
+            let before = ranges.partition_point(|range| range.page <= place.page);
+            let range = before.checked_sub(1).and_then(|last| ranges.get(last));
+            let is_in_range = range.is_some_and(|range| place.page < range.page + range.pages);
+            if place.state != State::Live && is_in_range {
                 place.state = State::Gone;
             }
         }

@@ -228,19 +228,22 @@ fn what_is_no_block_is_refused() {
     assert_eq!(segments.figures().live_blocks, 2);
 }
 
-/// A small file system in memory; none where mounting is not allowed.
-struct SmallDisk {
+/// A file system in memory; none where mounting is not allowed.
+struct Disk {
     _parent: tempfile::TempDir,
     place: PathBuf,
 }
 
-impl SmallDisk {
-    fn mount(mebibytes: u64) -> Option<Self> {
+impl Disk {
+    fn small(mebibytes: u64) -> Option<Self> {
+        Self::mount(&["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
+    }
+
+    fn mount(what: &[&str]) -> Option<Self> {
         let parent = tempfile::tempdir().unwrap();
         let place = parent.path().join("disk");
         std::fs::create_dir(&place).unwrap();
-        let size = format!("size={mebibytes}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&place).output().unwrap();
+        let mounted = Command::new("mount").args(what).arg(&place).output().unwrap();
         if !mounted.status.success() {
             eprintln!("not tested: file systems cannot be mounted here");
             return None;
@@ -249,7 +252,7 @@ impl SmallDisk {
     }
 }
 
-impl Drop for SmallDisk {
+impl Drop for Disk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.place).status();
     }
@@ -257,7 +260,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_file_system_that_others_fill_costs_blocks_until_there_is_room() {
-    let Some(disk) = SmallDisk::mount(32) else { return };
+    let Some(disk) = Disk::small(32) else { return };
     let (segments, _, _) = open(&disk.place.join("kv"), options(CAP));
     let (key, first) = block(1, 1, 1 << 20);
     let kept = put(&segments, &first);
@@ -284,7 +287,7 @@ fn a_file_system_that_others_fill_costs_blocks_until_there_is_room() {
 
 #[test]
 fn the_watermark_is_left_to_others() {
-    let Some(disk) = SmallDisk::mount(32) else { return };
+    let Some(disk) = Disk::small(32) else { return };
     let free_bytes_min = 10 << 20;
     let (segments, _, _) = open(&disk.place.join("kv"), Options { free_bytes_min, ..options(CAP) });
     for number in 0..40 {
@@ -296,4 +299,36 @@ fn the_watermark_is_left_to_others() {
     }
     let figures = rustix::fs::statvfs(&disk.place).unwrap();
     assert!(figures.f_bavail * figures.f_frsize >= free_bytes_min);
+}
+
+/// This file system has neither direct I/O nor holes, and does not know what its files take.
+#[test]
+fn a_simple_file_system_will_do() {
+    let Some(disk) = Disk::mount(&["-t", "ramfs", "ramfs"]) else { return };
+    let (segments, _, _) = open(&disk.place.join("kv"), options(CAP));
+    let blocks: Vec<_> = (0..9).map(|number| block(number, (number % 3) as u8, 50_000)).collect();
+    let locations: Vec<_> = blocks.iter().map(|(_, block)| put(&segments, block)).collect();
+    drop(segments);
+    let (segments, found, _) = open(&disk.place.join("kv"), options(CAP));
+    assert_eq!(found.len(), 9);
+    for (location, (id, block)) in locations.iter().zip(&blocks) {
+        assert_reads(&segments, *location, *id, block);
+    }
+    assert!(segments.retire(&locations[0]));
+    let purged = segments.purge(&domain(1)).unwrap();
+    assert_eq!((purged.dropped.blocks, purged.is_complete), (3, true));
+    drop(segments);
+    let path = disk.place.join("kv").join(format!("{:08x}.segment", locations[0].segment));
+    let file = std::fs::read(path).unwrap();
+    for (location, (id, _)) in locations.iter().zip(&blocks) {
+        let (start, end) = (location.page as usize * 4096, (location.page + location.pages) as usize * 4096);
+        let is_gone = file[start..end].iter().all(|byte| *byte == 0);
+        assert_eq!(is_gone, id.domain == domain(1), "{location:?}");
+    }
+    // What was retired or purged is still listed there, and what is found so cannot be read.
+    let (segments, found, _) = open(&disk.place.join("kv"), options(CAP));
+    for found in found {
+        let outcome = read(&segments, found.location, found.id);
+        assert_eq!(outcome.is_ok(), found.id.domain != domain(1), "{found:?}");
+    }
 }

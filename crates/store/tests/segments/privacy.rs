@@ -112,6 +112,7 @@ fn a_purge_reaches_what_waits_to_be_written() {
     }
     let figures = segments.figures();
     assert_eq!((figures.live_blocks, figures.queued_bytes), (8, 0));
+    assert_eq!(figures.blocks_written + figures.blocks_not_written, 12);
     drop(segments);
     assert!(!holds(directory.path(), &traces(1, 1, 30_000)[0]));
 }
