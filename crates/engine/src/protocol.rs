@@ -303,12 +303,17 @@ pub struct SyntheticSpec {
     pub prefill_seconds_per_token: f64,
     /// Seconds per generated token (one step for all sequences).
     pub decode_seconds_per_token: f64,
+    /// Bytes of KV per token, which are really written and read where blocks are kept; 0 for a model without.
+    pub kv_bytes_per_token: u64,
     /// What goes wrong.
     pub failure: SyntheticFailure,
 }
 
 /// The most bytes that a synthetic model declares of one kind: beyond any machine, and far from where sums overflow.
 pub const SYNTHETIC_DECLARED_BYTES_MAX: u64 = 1 << 50;
+
+/// The most bytes of KV per token that it declares: more than any model has in one layer.
+pub const SYNTHETIC_TOKEN_BYTES_MAX: u64 = 1 << 24;
 
 impl SyntheticSpec {
     /// Reads a description; the error says what is wrong with it.
@@ -317,6 +322,9 @@ impl SyntheticSpec {
         let declared = spec.accelerator_bytes.iter().chain([&spec.host_bytes, &spec.load_extra_bytes]);
         if declared.max().is_some_and(|bytes| *bytes > SYNTHETIC_DECLARED_BYTES_MAX) {
             return Err(format!("it declares more than {SYNTHETIC_DECLARED_BYTES_MAX} bytes"));
+        }
+        if spec.kv_bytes_per_token > SYNTHETIC_TOKEN_BYTES_MAX {
+            return Err(format!("it declares more than {SYNTHETIC_TOKEN_BYTES_MAX} bytes of KV per token"));
         }
         Ok(spec)
     }
@@ -332,6 +340,7 @@ impl Default for SyntheticSpec {
             load_seconds: 0.0,
             prefill_seconds_per_token: 0.0,
             decode_seconds_per_token: 0.0,
+            kv_bytes_per_token: 0,
             failure: SyntheticFailure::None,
         }
     }

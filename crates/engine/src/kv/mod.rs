@@ -2,12 +2,17 @@
 //! and the memory through which worker and engine process hand blocks to each other.
 //!
 //! `state` reads a state and finds blocks in it; `compose` makes a state of blocks; `memory` is the arena and the
-//! staging area. Nothing here knows llama.cpp: only the form of its states, which the synthetic engine writes too.
+//! staging area; `reuse` says which sequence a prompt goes on from; `tier` and `saves` are an engine's part of what worker
+//! and engine say to each other. Nothing here knows llama.cpp: only the form of its states, which the synthetic engine writes too.
 
 mod compose;
 mod memory;
+pub(crate) mod reuse;
+mod saves;
 mod state;
+pub(crate) mod tier;
 
 pub use compose::{Piece, Template};
 pub use memory::{KvMemory, Scratch};
+pub(crate) use saves::Write;
 pub use state::{InvalidState, State, check_layout};

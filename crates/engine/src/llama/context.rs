@@ -34,6 +34,8 @@ pub(super) struct Context {
     outputs: u32,
     sequences: u32,
     embeddings: bool,
+    /// Sequences that are copied, from and to, when the next batch is computed: llama.cpp does it only then.
+    copies: Vec<(i32, i32)>,
 }
 
 impl Context {
@@ -62,11 +64,25 @@ impl Context {
         let (batch_tokens, sequences) =
             unsafe { (c::llama_n_batch(pointer.as_ptr()), c::llama_n_seq_max(pointer.as_ptr())) };
         let (outputs, embeddings) = (options.outputs, options.embeddings);
-        Ok(Self { pointer, model: Rc::clone(model), batch_tokens, outputs, sequences, embeddings })
+        let model = Rc::clone(model);
+        Ok(Self { pointer, model, batch_tokens, outputs, sequences, embeddings, copies: Vec::new() })
     }
 
-    fn raw(&self) -> *mut c::llama_context {
+    pub(super) fn raw(&self) -> *mut c::llama_context {
         self.pointer.as_ptr()
+    }
+
+    pub(super) fn sequences(&self) -> u32 {
+        self.sequences
+    }
+
+    pub(super) fn has_sequence(&self, sequence: i32) -> bool {
+        sequence >= 0 && sequence < self.sequences as i32
+    }
+
+    /// Whether a copy from or to a sequence is still to be made, so that its state is not there or must stay.
+    pub(super) fn is_unsettled(&self, sequence: i32) -> bool {
+        self.copies.iter().any(|(from, to)| *from == sequence || *to == sequence)
     }
 
     /// Uses this many threads (at least one) from the next batch on.
@@ -95,7 +111,7 @@ impl Context {
         if outputs > self.outputs as usize || (self.embeddings && outputs != tokens) {
             return Err(format!("a batch with {outputs} outputs was made, {} are possible", self.outputs));
         }
-        if batch.sequences.iter().any(|sequence| *sequence < 0 || *sequence >= self.sequences as i32) {
+        if !batch.sequences.iter().all(|sequence| self.has_sequence(*sequence)) {
             return Err("a batch for a sequence that does not exist was made".into());
         }
         batch.sequence_pointers.clear();
@@ -115,7 +131,10 @@ impl Context {
         // SAFETY: all arrays have `tokens` elements and outlive the call; sizes are within the context's limits;
         // llama.cpp checks token numbers and positions and answers with an error.
         match unsafe { c::llama_decode(self.raw(), raw) } {
-            0 => Ok(()),
+            0 => {
+                self.copies.clear();
+                Ok(())
+            }
             1 => Err("the context is full".into()),
             code => Err(complaint(&format!("llama.cpp failed with code {code}"))),
         }
@@ -152,7 +171,7 @@ impl Context {
 
     /// Forgets a sequence from a position on. False if the model's state cannot be cut there.
     pub(super) fn forget(&mut self, sequence: i32, from: usize) -> bool {
-        if sequence < 0 || sequence >= self.sequences as i32 {
+        if !self.has_sequence(sequence) {
             return false;
         }
         // SAFETY: the context is valid (models without memory give null, which is checked), the sequence exists.
@@ -164,8 +183,7 @@ impl Context {
 
     /// Makes `to` a copy of the whole of `from`.
     pub(super) fn copy(&mut self, from: i32, to: i32) {
-        let exists = |sequence: i32| sequence >= 0 && sequence < self.sequences as i32;
-        if from == to || !exists(from) || !exists(to) {
+        if from == to || !self.has_sequence(from) || !self.has_sequence(to) {
             return;
         }
         // SAFETY: the context is valid, both sequences exist, and whole sequences may be copied in every kind of memory.
@@ -173,6 +191,7 @@ impl Context {
             let memory = c::llama_get_memory(self.raw());
             if !memory.is_null() {
                 c::llama_memory_seq_cp(memory, from, to, -1, -1);
+                self.copies.push((from, to));
             }
         }
     }

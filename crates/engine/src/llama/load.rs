@@ -4,12 +4,14 @@ use super::{
     context::{BATCH_TOKENS_MAX, Batch, Context, ContextOptions},
     embed::CHUNK_TOKENS,
     prefetch::ReadAhead,
+    state,
     sys::{self, Accelerator, Model, Token},
 };
 use crate::{
     gguf::{self, Header},
+    kv::Template,
     port::{LoadFailure, LoadFault, Report},
-    protocol::{FromEngine, LoadRequest, LoadedInfo, PARALLEL_MAX},
+    protocol::{FromEngine, KvLayout, LoadRequest, LoadedInfo, PARALLEL_MAX},
     template::{CHATML, ChatTemplate, TemplateError},
 };
 use std::{
@@ -26,7 +28,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The share of progress that reading a file ahead stands for, if it is not in memory yet.
 const READ_AHEAD_SHARE: f32 = 0.9;
 /// Tokens of the first, discarded computation.
-const WARM_UP_TOKENS: usize = 1;
+const WARM_UP_TOKENS: usize = state::TEST_TOKENS;
 /// Token embeddings that llama.cpp pools by a score instead of a vector.
 const POOLING_RANK: u32 = 4;
 
@@ -38,6 +40,8 @@ pub(super) struct Loaded {
     pub(super) info: LoadedInfo,
     /// Whether one batch must hold whole inputs: the model pools them by itself.
     pub(super) pools: bool,
+    /// What states are made with; none if they cannot be cut into blocks.
+    pub(super) states: Option<Template>,
     /// Prepared by the first request that is held to a grammar.
     words: OnceCell<Result<Words, GrammarError>>,
 }
@@ -114,6 +118,8 @@ pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, 
     let pools = header.is_embedding_model();
     let warm_up_begin = Instant::now();
     warm_up(&model, &mut context, pools)?;
+    let (states, kv) = probe_states(&model, &mut context, &header, &accelerators).unzip();
+    context.clear();
     let accelerator_bytes = accelerators
         .iter()
         .zip(free_before)
@@ -127,14 +133,14 @@ pub(super) fn load(request: &LoadRequest, report: Report<'_>) -> Result<Loaded, 
         has_chat_template: header.chat_template.is_some(),
         generates: !pools,
         kv_bytes_per_token: header.kv_bytes_per_token(),
-        kv: None,
+        kv,
         accelerator_bytes,
         declared_host_bytes: None,
         load_seconds,
         warm_up_seconds: warm_up_begin.elapsed().as_secs_f64(),
     };
     let template = chat_template(&model, &header);
-    Ok(Loaded { model, context, template, info, pools, words: OnceCell::new() })
+    Ok(Loaded { model, context, template, info, pools, states, words: OnceCell::new() })
 }
 
 fn chosen_accelerators(indices: &[u32]) -> Result<Vec<Accelerator>, LoadFailure> {
@@ -185,7 +191,7 @@ fn context_options(model: &Model, header: &Header, request: &LoadRequest) -> Res
     })
 }
 
-/// Computes a few tokens and forgets them: the first real request finds threads, buffers and code in place. Weights
+/// Computes a few tokens, which are to be forgotten: the first real request finds threads, buffers and code in place. Weights
 /// that give no finite logits show here, before anybody asks.
 fn warm_up(model: &Model, context: &mut Context, pools: bool) -> Result<(), LoadFailure> {
     let token = model.begin_token().or(model.end_token()).unwrap_or(0);
@@ -201,8 +207,27 @@ fn warm_up(model: &Model, context: &mut Context, pools: bool) -> Result<(), Load
             "the model computes no finite numbers: its weights are damaged; get the file again".into(),
         ));
     }
-    context.clear();
     Ok(())
+}
+
+/// How states are cut, for models that generate. Without, KV is not kept outside of the engine, and its log says why.
+fn probe_states(
+    model: &Model,
+    context: &mut Context,
+    header: &Header,
+    accelerators: &[Accelerator],
+) -> Option<(Template, KvLayout)> {
+    if header.is_embedding_model() {
+        return None;
+    }
+    let names: Vec<String> = accelerators.iter().map(Accelerator::name).collect();
+    match state::probe(model, context, &header.architecture, &names) {
+        Ok(found) => Some(found),
+        Err(reason) => {
+            crate::child::log(&format!("KV stays in the engine, since its state cannot be cut: {reason}"));
+            None
+        }
+    }
 }
 
 /// The model's own template, or ChatML. A broken template does not keep the model from completing plain text.

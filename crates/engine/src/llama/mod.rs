@@ -11,6 +11,7 @@ mod logprobs;
 mod prefetch;
 mod request;
 mod sampler;
+mod state;
 mod sys;
 mod text;
 
@@ -113,24 +114,24 @@ impl Engine for LlamaEngine {
         Ok(info)
     }
 
-    fn open_kv(&mut self, _: KvOpen, _: KvMemory) {}
+    fn open_kv(&mut self, open: KvOpen, memory: KvMemory) {
+        if let Some(loaded) = &self.loaded {
+            self.generations.open_kv(loaded, open, memory);
+        }
+    }
 
     fn handle(&mut self, message: ToEngine, report: Report<'_>) {
         let Some(loaded) = self.loaded.as_mut() else { return };
         match message {
             ToEngine::Generate { request, job } => match Generation::new(loaded, request, job) {
-                Ok(generation) => {
-                    let prompt_tokens = generation.prompt.len() as u32;
-                    self.generations.add(generation);
-                    report(FromEngine::Prepared { request, prompt_tokens, device_tokens: 0, keys: Vec::new() });
-                }
+                Ok(generation) => report(self.generations.prepare(loaded, generation)),
                 Err(refusal) => report(failed(request, refusal)),
             },
             ToEngine::Embed { request, inputs } => match request::embedding_tokens(loaded, &inputs) {
                 Ok(inputs) => self.embeddings.add(request, inputs),
                 Err(refusal) => report(failed(request, refusal)),
             },
-            ToEngine::Grant { request, source: _ } => self.generations.grant(request),
+            ToEngine::Grant { request, source } => self.generations.grant(request, source, report),
             ToEngine::Cancel { request } => {
                 let sequence = self.embedding_sequence.unwrap_or(0);
                 if !self.embeddings.cancel(loaded, request, sequence, report) {
@@ -149,12 +150,10 @@ impl Engine for LlamaEngine {
                 }
                 report(FromEngine::ThreadsHeld { threads });
             }
-            ToEngine::KvOpen(_)
-            | ToEngine::SaveGo { .. }
-            | ToEngine::SaveSkip { .. }
-            | ToEngine::SaveEnd { .. }
-            | ToEngine::Load(_)
-            | ToEngine::Stop => {}
+            ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
+                self.generations.answer_save(loaded, &message, report);
+            }
+            ToEngine::KvOpen(_) | ToEngine::Load(_) | ToEngine::Stop => {}
         }
     }
 
@@ -170,6 +169,9 @@ impl Engine for LlamaEngine {
         let Some(loaded) = self.loaded.as_mut() else { return };
         match embeds {
             Some(sequence) => {
+                if self.embedding_sequence.is_none() && !loaded.pools {
+                    self.generations.clear_sequence(loaded, sequence);
+                }
                 self.embeddings.step(loaded, sequence, report);
                 self.embedding_sequence = self.embeddings.holds_sequence().then_some(sequence);
                 self.generations.hold = self.embeddings.has_work();

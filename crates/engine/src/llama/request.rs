@@ -3,11 +3,15 @@
 use super::{load::Loaded, sys::Token};
 use crate::{
     calls::may_call,
-    protocol::{FailureKind, GenerateJob, Output, Prompt, Sampling, TextFormat, TokensOrText, Tools},
+    port::Report,
+    protocol::{FailureKind, FromEngine, GenerateJob, Output, Prompt, Sampling, TextFormat, TokensOrText, Tools},
     template::TemplateError,
 };
 use std::time::{Duration, Instant};
-use warmset_core::inference::{CHOICES_MAX, TOP_LOGPROBS_MAX};
+use warmset_core::{
+    inference::{CHOICES_MAX, TOP_LOGPROBS_MAX},
+    kv::BlockKey,
+};
 use warmset_grammar::Constraint;
 
 /// The most stop texts of one request.
@@ -45,7 +49,17 @@ pub(super) struct Generation {
     pub(super) job: Box<GenerateJob>,
     pub(super) prompt: Vec<Token>,
     pub(super) seed: u64,
+    /// Keys of its full blocks, if there is a tier for them.
+    pub(super) keys: Vec<BlockKey>,
     pub(super) granted: bool,
+    /// Slots that hold its first blocks, until the worker is told what became of them.
+    pub(super) slots: Option<Vec<u32>>,
+    /// Blocks from the first on that the tier has.
+    pub(super) known_blocks: u32,
+    /// Tokens of the prompt that were not computed for it.
+    pub(super) cached_tokens: u32,
+    /// Whether the prompt's blocks were offered to the tier.
+    pub(super) offered: bool,
     /// Choices that have a sequence or had one.
     pub(super) choices_started: u32,
     /// Choices that are complete, in no order.
@@ -96,7 +110,12 @@ impl Generation {
             seed: job.sampling.seed.unwrap_or_else(draw_seed),
             job,
             prompt,
+            keys: Vec::new(),
             granted: false,
+            slots: None,
+            known_blocks: 0,
+            cached_tokens: 0,
+            offered: false,
             choices_started: 0,
             choices_done: vec![false; choices],
             completion_tokens: 0,
@@ -111,9 +130,26 @@ impl Generation {
         self.granted && self.choices_started < self.job.choices
     }
 
+    /// The prompt as blocks are named after it.
+    pub(super) fn prompt_numbers(&self) -> Vec<u32> {
+        numbers(&self.prompt)
+    }
+
+    /// Says that granted blocks are not used, unless it was said already what became of them.
+    pub(super) fn settle_grant(&mut self, report: Report<'_>) {
+        if self.slots.take().is_some() {
+            report(FromEngine::Restored { request: self.request, blocks: 0, seconds: 0.0 });
+        }
+    }
+
     pub(super) fn is_done(&self) -> bool {
         self.choices_done.iter().all(|done| *done)
     }
+}
+
+/// Tokens as they are called outside of llama.cpp.
+pub(super) fn numbers(tokens: &[Token]) -> Vec<u32> {
+    tokens.iter().map(|token| *token as u32).collect()
 }
 
 fn draw_seed() -> u64 {

@@ -63,13 +63,19 @@ pub(super) fn complaint(otherwise: &str) -> String {
     if last.is_empty() { otherwise.to_owned() } else { last.clone() }
 }
 
+/// Version of llama.cpp.
+pub(super) fn version() -> String {
+    // SAFETY: it returns a static string.
+    let version = unsafe { CStr::from_ptr(c::llama_version()) };
+    format!("llama.cpp {}", version.to_string_lossy())
+}
+
 /// Version of llama.cpp and the processor features it uses.
 pub(super) fn build() -> String {
     start();
-    // SAFETY: both return static or internal strings that stay valid until the next call, and are copied at once.
-    let (version, system) =
-        unsafe { (CStr::from_ptr(c::llama_version()), CStr::from_ptr(c::llama_print_system_info())) };
-    format!("llama.cpp {}, {}", version.to_string_lossy(), system.to_string_lossy().trim())
+    // SAFETY: it returns an internal string that stays valid until the next call, and is copied at once.
+    let system = unsafe { CStr::from_ptr(c::llama_print_system_info()) };
+    format!("{}, {}", version(), system.to_string_lossy().trim())
 }
 
 /// The accelerators of this machine that llama.cpp was built for.
@@ -198,6 +204,21 @@ impl Model {
                 && !c::llama_model_is_hybrid(self.pointer())
                 && c::llama_model_n_swa(self.pointer()) == 0
         }
+    }
+
+    /// Whether a token has more than one position, as in models that see pictures.
+    pub(super) fn has_several_positions(&self) -> bool {
+        // SAFETY: the model is valid.
+        let kind = unsafe { c::llama_model_rope_type(self.pointer()) };
+        !matches!(kind, c::LLAMA_ROPE_TYPE_NONE | c::LLAMA_ROPE_TYPE_NORM | c::LLAMA_ROPE_TYPE_NEOX)
+    }
+
+    /// How positions shape keys, as text.
+    pub(super) fn describe_positions(&self) -> String {
+        // SAFETY: the model is valid.
+        let (kind, scale) =
+            unsafe { (c::llama_model_rope_type(self.pointer()), c::llama_model_rope_freq_scale_train(self.pointer())) };
+        format!("positions of kind {kind} scaled by {scale}")
     }
 
     /// Whether a token ends a text.

@@ -1,6 +1,9 @@
 //! One generation of the synthetic engine: its prompt, its choices, its times.
 
-use super::text::{self, StopFilter};
+use super::{
+    kv::{Prefix, token},
+    text::{self, StopFilter},
+};
 use crate::{
     calls::{CallParser, may_call},
     port::Report,
@@ -34,6 +37,7 @@ pub(super) struct Generation {
     pub(super) request: u64,
     pub(super) granted: bool,
     pub(super) prefill_left: u32,
+    pub(super) prefix: Prefix,
     prompt_tokens: u32,
     /// Tokens per choice.
     tokens_max: u32,
@@ -52,10 +56,11 @@ impl Generation {
     pub(super) fn new(
         request: u64,
         job: &GenerateJob,
-        (prompt, prompt_tokens): (&[u8], u32),
+        (prompt, tokens): (&[u8], Vec<u32>),
         context_tokens: u32,
         script: Option<Vec<String>>,
     ) -> Self {
+        let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let scripted = script.as_ref().map(|script| u32::try_from(script.len()).unwrap_or(u32::MAX));
         let room = context_tokens.saturating_sub(prompt_tokens);
         // Greedy text does not depend on the seed.
@@ -80,6 +85,7 @@ impl Generation {
             request,
             granted: false,
             prefill_left: prompt_tokens,
+            prefix: Prefix { tokens, domain: job.kv_domain, ..Prefix::default() },
             prompt_tokens,
             tokens_max: job.max_tokens.unwrap_or(u32::MAX).min(room),
             stream: job.stream,
@@ -96,6 +102,16 @@ impl Generation {
     /// Tokens of its longest choice.
     pub(super) fn longest(&self) -> u32 {
         self.sequences.iter().map(|sequence| sequence.generated).max().unwrap_or(0)
+    }
+
+    /// Tokens of its first choice that are computed: all but the last one.
+    pub(super) fn computed(&self) -> Vec<u32> {
+        let Some(first) = self.sequences.first() else { return Vec::new() };
+        let words = (0..first.generated.saturating_sub(1)).map(|index| match &self.script {
+            Some(script) => script.get(index as usize).cloned().unwrap_or_default(),
+            None => text::piece(first.text_seed, index),
+        });
+        words.map(|word| token(word.trim())).collect()
     }
 
     /// A part of the prompt was computed.
@@ -159,17 +175,19 @@ impl Generation {
         used
     }
 
-    /// Reports the end if all choices have ended.
-    pub(super) fn close(&self, report: Report<'_>) -> bool {
-        let done = self.sequences.iter().all(|sequence| sequence.finished);
-        if done {
-            report(FromEngine::Done { request: self.request, usage: self.usage(), timings: self.timings() });
-        }
-        done
+    /// Whether all choices have ended.
+    pub(super) fn is_done(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.finished)
+    }
+
+    /// Reports the end.
+    pub(super) fn close(&mut self, report: Report<'_>) {
+        self.prefix.settle(self.request, report);
+        report(FromEngine::Done { request: self.request, usage: self.usage(), timings: self.timings() });
     }
 
     /// Ends what has not ended.
-    pub(super) fn cancel(mut self, report: Report<'_>) {
+    pub(super) fn cancel(&mut self, report: Report<'_>) {
         for (choice, sequence) in (0..).zip(&mut self.sequences) {
             if !sequence.finished {
                 sequence.finished = true;
@@ -182,7 +200,7 @@ impl Generation {
 
     fn usage(&self) -> Usage {
         let completion_tokens = self.sequences.iter().map(|sequence| sequence.generated).sum();
-        Usage { prompt_tokens: self.prompt_tokens, completion_tokens, cached_tokens: 0 }
+        Usage { prompt_tokens: self.prompt_tokens, completion_tokens, cached_tokens: self.prefix.cached.unwrap_or(0) }
     }
 
     fn timings(&self) -> Timings {

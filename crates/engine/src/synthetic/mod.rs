@@ -4,6 +4,7 @@
 //! an engine process.
 
 mod generation;
+mod kv;
 mod script;
 mod text;
 
@@ -11,11 +12,12 @@ use crate::{
     kv::KvMemory,
     port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
-        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvOpen, LoadRequest, LoadedInfo, Prompt,
+        DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, KvOpen, LoadRequest, LoadedInfo, Prompt,
         SyntheticFailure, SyntheticSpec, ToEngine, TokensOrText, Usage,
     },
 };
 use generation::Generation;
+use kv::{Kv, token};
 use std::{
     io::Read,
     path::Path,
@@ -29,7 +31,7 @@ const SPEC_BYTES_MAX: u64 = 1 << 20;
 const CONTEXT_TOKENS_DEFAULT: u32 = 4096;
 /// Length of its embeddings.
 const EMBEDDING_LENGTH: u32 = 16;
-/// KV bytes it declares per token.
+/// KV bytes it declares per token, unless its description does.
 const KV_BYTES_PER_TOKEN: u64 = 1024;
 /// A step computes at most this many prompt tokens.
 const PREFILL_TOKENS_MAX: u32 = 512;
@@ -61,6 +63,7 @@ pub struct SyntheticEngine {
     parallel: u32,
     /// In order of arrival.
     generations: Vec<Generation>,
+    kv: Kv,
     embeddings: Vec<(u64, Vec<TokensOrText>)>,
     /// Memory that is really held.
     held: Vec<Vec<u8>>,
@@ -90,6 +93,8 @@ impl Engine for SyntheticEngine {
         sleep_reporting(self.spec.load_seconds, report);
         drop(extra);
         IGNORES_STOP.store(self.spec.failure == SyntheticFailure::IgnoresStop, Ordering::SeqCst);
+        let (kv, layout) = Kv::new(self.spec.kv_bytes_per_token, self.parallel);
+        self.kv = kv;
         let declared = DeclaredHostBytes {
             steady_bytes: self.spec.host_bytes,
             peak_bytes: self.spec.host_bytes.saturating_add(self.spec.load_extra_bytes),
@@ -101,8 +106,8 @@ impl Engine for SyntheticEngine {
             embedding_length: EMBEDDING_LENGTH,
             has_chat_template: true,
             generates: true,
-            kv_bytes_per_token: KV_BYTES_PER_TOKEN,
-            kv: None,
+            kv_bytes_per_token: if layout.is_some() { self.spec.kv_bytes_per_token } else { KV_BYTES_PER_TOKEN },
+            kv: layout,
             accelerator_bytes: self.spec.accelerator_bytes.clone(),
             declared_host_bytes: (!self.spec.allocate).then_some(declared),
             load_seconds: began.elapsed().as_secs_f64(),
@@ -110,25 +115,21 @@ impl Engine for SyntheticEngine {
         })
     }
 
-    fn open_kv(&mut self, _: KvOpen, _: KvMemory) {}
+    fn open_kv(&mut self, open: KvOpen, memory: KvMemory) {
+        self.kv.open(open, memory);
+    }
 
     fn handle(&mut self, message: ToEngine, report: Report<'_>) {
         match message {
             ToEngine::Generate { request, job } => self.accept(request, &job, report),
             ToEngine::Embed { request, inputs } => self.embeddings.push((request, inputs)),
-            ToEngine::Grant { request, source: _ } => {
-                if let Some(generation) = self.generations.iter_mut().find(|other| other.request == request) {
-                    generation.granted = true;
-                }
-            }
+            ToEngine::Grant { request, source } => self.grant(request, source, report),
             ToEngine::Cancel { request } => self.cancel(request, report),
             ToEngine::SetThreads { threads } => report(FromEngine::ThreadsHeld { threads }),
-            ToEngine::KvOpen(_)
-            | ToEngine::SaveGo { .. }
-            | ToEngine::SaveSkip { .. }
-            | ToEngine::SaveEnd { .. }
-            | ToEngine::Load(_)
-            | ToEngine::Stop => {}
+            ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
+                self.kv.answer_save(&message, report);
+            }
+            ToEngine::KvOpen(_) | ToEngine::Load(_) | ToEngine::Stop => {}
         }
     }
 
@@ -144,7 +145,7 @@ impl Engine for SyntheticEngine {
             self.last_beat = Some(Instant::now());
             report(FromEngine::Beat);
         }
-        self.prefill();
+        self.prefill(report);
         self.decode(report);
         if !self.embeddings.is_empty() {
             let (request, inputs) = self.embeddings.remove(0);
@@ -180,7 +181,7 @@ impl SyntheticEngine {
     }
 
     fn accept(&mut self, request: u64, job: &GenerateJob, report: Report<'_>) {
-        let (text, prompt_tokens) = match prompt(&job.prompt) {
+        let (text, tokens) = match prompt(&job.prompt) {
             Ok(prompt) => prompt,
             Err(message) => {
                 return report(FromEngine::Failed {
@@ -191,6 +192,7 @@ impl SyntheticEngine {
                 });
             }
         };
+        let prompt_tokens = count(tokens.len());
         if prompt_tokens >= self.context_tokens {
             return report(FromEngine::Failed {
                 request,
@@ -209,9 +211,29 @@ impl SyntheticEngine {
                 return report(FromEngine::Failed { request, kind, message, param: Some("response_format".into()) });
             }
         };
-        let prompt = (text.as_slice(), prompt_tokens);
-        self.generations.push(Generation::new(request, job, prompt, self.context_tokens, script));
-        report(FromEngine::Prepared { request, prompt_tokens, device_tokens: 0, keys: Vec::new() });
+        let prompt = (text.as_slice(), tokens);
+        let mut generation = Generation::new(request, job, prompt, self.context_tokens, script);
+        let (device_tokens, keys) = self.kv.look(&generation.prefix);
+        generation.prefix.keys.clone_from(&keys);
+        self.generations.push(generation);
+        report(FromEngine::Prepared { request, prompt_tokens, device_tokens, keys });
+    }
+
+    fn grant(&mut self, request: u64, source: KvGrant, report: Report<'_>) {
+        let (slots, known_blocks) = match source {
+            KvGrant::Recompute { known } => (None, known),
+            KvGrant::Blocks { slots, known } => (Some(slots), known),
+        };
+        match self.generations.iter_mut().find(|other| other.request == request) {
+            Some(generation) => {
+                generation.prefix.settle(request, report);
+                (generation.prefix.slots, generation.prefix.known_blocks) = (slots, known_blocks);
+                generation.granted = true;
+            }
+            // It ended meanwhile.
+            None if slots.is_some() => report(FromEngine::Restored { request, blocks: 0, seconds: 0.0 }),
+            None => {}
+        }
     }
 
     fn cancel(&mut self, request: u64, report: Report<'_>) {
@@ -230,11 +252,21 @@ impl SyntheticEngine {
     }
 
     /// One chunk of the oldest prompt that is not computed yet.
-    fn prefill(&mut self) {
+    fn prefill(&mut self, report: Report<'_>) {
         let seconds = self.spec.prefill_seconds_per_token;
-        let Some(generation) = self.generations.iter_mut().find(|other| other.granted && other.prefill_left > 0) else {
-            return;
-        };
+        let next = self.generations.iter().position(|other| other.granted && other.prefill_left > 0);
+        let Some(index) = next else { return };
+        let generation = &mut self.generations[index];
+        let request = generation.request;
+        if generation.prefix.cached.is_none() {
+            match self.kv.begin(request, &mut generation.prefix, report) {
+                Ok(cached) => generation.prefilled(cached, Duration::ZERO),
+                Err(message) => {
+                    self.generations.remove(index);
+                    return report(FromEngine::Failed { request, kind: FailureKind::Internal, message, param: None });
+                }
+            }
+        }
         let within_time = if seconds > 0.0 { (PREFILL_STEP_SECONDS / seconds).max(1.0) } else { f64::MAX };
         let chunk = (1..=PREFILL_TOKENS_MAX.min(generation.prefill_left))
             .rev()
@@ -243,6 +275,9 @@ impl SyntheticEngine {
         let began = Instant::now();
         sleep(seconds * f64::from(chunk));
         generation.prefilled(chunk, began.elapsed());
+        if generation.prefill_left == 0 {
+            self.kv.prefilled(request, &mut generation.prefix, report);
+        }
     }
 
     /// One token for each of the first `parallel` sequences.
@@ -259,7 +294,16 @@ impl SyntheticEngine {
                 break;
             }
         }
-        self.generations.retain_mut(|generation| !generation.close(report));
+        let Self { generations, kv, .. } = self;
+        generations.retain_mut(|generation| {
+            let done = generation.is_done();
+            if done {
+                let generated = generation.computed();
+                kv.keep(generation.request, &mut generation.prefix, &generated, report);
+                generation.close(report);
+            }
+            !done
+        });
     }
 
     fn embed(&self, request: u64, inputs: &[TokensOrText], report: Report<'_>) {
@@ -346,10 +390,11 @@ fn hang() -> ! {
 }
 
 /// The prompt as text, and its tokens.
-fn prompt(prompt: &Prompt) -> Result<(Vec<u8>, u32), String> {
+fn prompt(prompt: &Prompt) -> Result<(Vec<u8>, Vec<u32>), String> {
+    let words = |text: &str| text.split_whitespace().map(token).collect();
     match prompt {
-        Prompt::Text { text } => Ok((text.clone().into_bytes(), count_words(text))),
-        Prompt::Tokens { tokens } => Ok((token_bytes(tokens), count(tokens.len()))),
+        Prompt::Text { text } => Ok((text.clone().into_bytes(), words(text))),
+        Prompt::Tokens { tokens } => Ok((token_bytes(tokens), tokens.clone())),
         Prompt::Chat { messages } => {
             let messages: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(messages)
                 .map_err(|error| format!("the messages are not a list of objects: {error}"))?;
@@ -364,7 +409,7 @@ fn prompt(prompt: &Prompt) -> Result<(Vec<u8>, u32), String> {
                     text.push('\n');
                 }
             }
-            let tokens = count_words(&text);
+            let tokens = words(&text);
             Ok((text.into_bytes(), tokens))
         }
     }

@@ -1,6 +1,7 @@
 //! Real engine processes with the synthetic engine: how they start, talk, fail and end.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod kv;
 mod support;
 
 use std::time::{Duration, Instant};

@@ -91,6 +91,8 @@ pub(crate) struct Harness {
     pub(crate) threads_held: Vec<u32>,
     pub(crate) steps: usize,
     pub(crate) load_progress: Vec<f32>,
+    /// What it said about KV, `Prepared` among it.
+    pub(crate) kv: Vec<FromEngine>,
     next_request: u64,
 }
 
@@ -116,6 +118,7 @@ impl Harness {
             threads_held: Vec::new(),
             steps: 0,
             load_progress,
+            kv: Vec::new(),
             next_request: 0,
         }
     }
@@ -131,7 +134,12 @@ impl Harness {
             match message {
                 FromEngine::Prepared { request, prompt_tokens, .. } => {
                     self.answer(request).prompt_tokens = Some(prompt_tokens);
+                    self.kv.push(message);
                 }
+                FromEngine::Restored { .. }
+                | FromEngine::KvRejected { .. }
+                | FromEngine::SaveWanted(_)
+                | FromEngine::Saved { .. } => self.kv.push(message),
                 FromEngine::Delta { request, choice, text } => {
                     assert!(!text.is_empty(), "an empty delta says nothing");
                     let answer = self.answer(request);

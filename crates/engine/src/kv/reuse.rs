@@ -1,0 +1,189 @@
+//! Which sequence of an engine a prompt goes on from: what lies there already need not be computed.
+
+use warmset_core::kv::{BLOCK_TOKENS, TrustDomain};
+
+/// What an engine holds of a finished request, for the next one that begins alike.
+#[derive(Debug, Clone)]
+pub(crate) struct Held<T> {
+    /// Tokens whose KV is there, from the first on.
+    pub(crate) tokens: Vec<T>,
+    /// Who may use it.
+    pub(crate) domain: Option<TrustDomain>,
+    /// Grows with each use of any sequence.
+    pub(crate) last_use: u64,
+}
+
+impl<T> Default for Held<T> {
+    fn default() -> Self {
+        Self { tokens: Vec::new(), domain: None, last_use: 0 }
+    }
+}
+
+/// One sequence as it is now.
+#[derive(Debug)]
+pub(crate) struct View<'a, T> {
+    /// Nobody computes on it.
+    pub(crate) idle: bool,
+    /// Its blocks wait to be saved.
+    pub(crate) saving: bool,
+    pub(crate) domain: Option<&'a TrustDomain>,
+    /// Tokens whose KV is there, in two parts.
+    pub(crate) tokens: [&'a [T]; 2],
+    pub(crate) last_use: u64,
+}
+
+impl<T: PartialEq> View<'_, T> {
+    fn held(&self) -> usize {
+        self.tokens[0].len() + self.tokens[1].len()
+    }
+
+    /// Whole blocks, in tokens, that it has in common with a prompt whose last token is to be computed: only at their
+    /// borders does the rest come out as if all had been computed.
+    pub(crate) fn common(&self, domain: Option<&TrustDomain>, prompt: &[T]) -> usize {
+        if domain.is_none() || self.domain != domain {
+            return 0;
+        }
+        let all_but_last = &prompt[..prompt.len().saturating_sub(1)];
+        let held = self.tokens[0].iter().chain(self.tokens[1]);
+        let alike = all_but_last.iter().zip(held).take_while(|(one, other)| one == other).count();
+        alike / BLOCK_TOKENS as usize * BLOCK_TOKENS as usize
+    }
+}
+
+/// How a prompt begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// The sequence it is computed on.
+    pub(crate) sequence: usize,
+    /// Where its first tokens are copied from, if not there already.
+    pub(crate) copy_from: Option<usize>,
+    /// Tokens that need not be computed.
+    pub(crate) tokens: usize,
+}
+
+/// A copy is worth this many tokens.
+const COPY_TOKENS: usize = 2 * BLOCK_TOKENS as usize;
+
+/// Chooses among idle sequences; none if there is none.
+///
+/// The sequence with the most in common is taken as it is if little more than that lies there; otherwise the common part
+/// is copied to the one whose loss matters least: an empty one, or the one that was not used for longest.
+pub(crate) fn choose<T: PartialEq>(views: &[View<'_, T>], domain: Option<&TrustDomain>, prompt: &[T]) -> Option<Start> {
+    let idle = views.iter().enumerate().filter(|(_, view)| view.idle);
+    let (victim, _) = idle.min_by_key(|(index, view)| (view.held() > 0, view.saving, view.last_use, *index))?;
+    let fresh = Start { sequence: victim, copy_from: None, tokens: 0 };
+    let shared = views.iter().enumerate().map(|(index, view)| (view.common(domain, prompt), index, view));
+    let best = shared.filter(|(common, ..)| *common > 0).max_by_key(|(common, index, view)| {
+        (common + if view.idle { COPY_TOKENS } else { 0 }, view.last_use, std::cmp::Reverse(*index))
+    });
+    let Some((common, index, view)) = best else { return Some(fresh) };
+    let lost = view.held() - common;
+    if view.idle && (index == victim || lost <= views[victim].held().max(BLOCK_TOKENS as usize)) {
+        return Some(Start { sequence: index, copy_from: None, tokens: common });
+    }
+    if view.idle || common >= COPY_TOKENS {
+        return Some(Start { sequence: victim, copy_from: Some(index), tokens: common });
+    }
+    Some(fresh)
+}
+
+/// The most tokens of a prompt that any sequence holds.
+pub(crate) fn longest<T: PartialEq>(views: &[View<'_, T>], domain: Option<&TrustDomain>, prompt: &[T]) -> usize {
+    views.iter().map(|view| view.common(domain, prompt)).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(first: u32, count: u32) -> Vec<u32> {
+        (first..first + count).collect()
+    }
+
+    fn idle<'a>(domain: &'a TrustDomain, tokens: &'a [u32], last_use: u64) -> View<'a, u32> {
+        View { idle: true, saving: false, domain: Some(domain), tokens: [tokens, &[]], last_use }
+    }
+
+    #[test]
+    fn a_second_turn_goes_on_where_the_first_one_ended() {
+        let domain = TrustDomain([1; 32]);
+        let (first, prompt) = (run(0, 200), run(0, 300));
+        let views = [idle(&domain, &[], 0), idle(&domain, &first, 5)];
+        assert_eq!(choose(&views, Some(&domain), &prompt), Some(Start { sequence: 1, copy_from: None, tokens: 192 }));
+        assert_eq!(longest(&views, Some(&domain), &prompt), 192);
+        // The last token is always computed.
+        assert_eq!(longest(&views, Some(&domain), &first[..128]), 64);
+        assert_eq!(longest(&views, Some(&domain), &first[..129]), 128);
+    }
+
+    #[test]
+    fn a_long_conversation_is_not_lost_to_one_that_only_begins_alike() {
+        let domain = TrustDomain([1; 32]);
+        let long = run(0, 2000);
+        let mut prompt = run(0, 200);
+        prompt.extend(run(7000, 100));
+        let views = [idle(&domain, &long, 5), idle(&domain, &[], 0)];
+        assert_eq!(
+            choose(&views, Some(&domain), &prompt),
+            Some(Start { sequence: 1, copy_from: Some(0), tokens: 192 })
+        );
+        // With nowhere else to go it is.
+        assert_eq!(
+            choose(&views[..1], Some(&domain), &prompt),
+            Some(Start { sequence: 0, copy_from: None, tokens: 192 })
+        );
+    }
+
+    #[test]
+    fn what_a_running_sequence_holds_is_copied_if_it_is_worth_it() {
+        let domain = TrustDomain([1; 32]);
+        let (running, prompt) = (run(0, 300), run(0, 400));
+        let views = [View { idle: false, ..idle(&domain, &running, 9) }, idle(&domain, &[], 0)];
+        assert_eq!(
+            choose(&views, Some(&domain), &prompt),
+            Some(Start { sequence: 1, copy_from: Some(0), tokens: 256 })
+        );
+        let fresh = Start { sequence: 1, copy_from: None, tokens: 0 };
+        assert_eq!(choose(&views, Some(&domain), &prompt[..100]), Some(fresh));
+        assert_eq!(choose(&views[..1], Some(&domain), &prompt), None);
+    }
+
+    #[test]
+    fn what_waits_to_be_saved_is_taken_last() {
+        let domain = TrustDomain([1; 32]);
+        let (one, other) = (run(0, 100), run(500, 100));
+        let views = [View { saving: true, ..idle(&domain, &one, 1) }, idle(&domain, &other, 2)];
+        assert_eq!(choose(&views, Some(&domain), &run(900, 100)).unwrap().sequence, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_shared_across_domains_or_without_one(
+            holders in prop::collection::vec((0u8..3, 0u32..300, any::<bool>()), 1..5),
+            asker in prop::option::of(0u8..3),
+            length in 1u32..300,
+        ) {
+            let domains: Vec<TrustDomain> = (0..3).map(|byte| TrustDomain([byte; 32])).collect();
+            let all = run(0, 300);
+            let views: Vec<View<'_, u32>> = (0u64..).zip(&holders).map(|(index, (domain, held, busy))| View {
+                idle: !busy, saving: false, domain: Some(&domains[usize::from(*domain)]),
+                tokens: [&all[..*held as usize / 2], &all[*held as usize / 2..*held as usize]], last_use: index,
+            }).collect();
+            let domain = asker.map(|asker| domains[usize::from(asker)]);
+            let prompt = &all[..length as usize];
+            let start = choose(&views, domain.as_ref(), prompt);
+            prop_assert_eq!(start.is_some(), views.iter().any(|view| view.idle));
+            if let Some(start) = start {
+                prop_assert!(views[start.sequence].idle);
+                let source = start.copy_from.unwrap_or(start.sequence);
+                if start.tokens > 0 {
+                    prop_assert_eq!(views[source].domain, domain.as_ref());
+                    prop_assert!(domain.is_some());
+                }
+                prop_assert!(start.tokens < prompt.len() && start.tokens.is_multiple_of(64));
+                prop_assert!(start.tokens <= holders[source].1 as usize);
+            }
+        }
+    }
+}

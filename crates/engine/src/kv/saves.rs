@@ -1,0 +1,144 @@
+//! Blocks on their way from a sequence to the worker: wanted, written, gathered.
+//!
+//! The sequence goes on meanwhile, and may be needed for something else: what it lost by then is not saved.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Saves that wait for an answer at the same time. More are not asked for: the worker is far behind.
+const WANTED_MAX: usize = 256;
+
+#[derive(Debug)]
+struct Wanted {
+    sequence: usize,
+    /// The sequence must hold this many tokens still.
+    tokens: usize,
+    lost: bool,
+}
+
+/// A save that is to be written now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) save: u64,
+    /// None if it lost what was to be saved.
+    pub(crate) sequence: Option<usize>,
+}
+
+/// All saves of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct Saves {
+    asked: u64,
+    wanted: BTreeMap<u64, Wanted>,
+    /// Allowed, in order.
+    ready: VecDeque<u64>,
+    /// What lies in the staging area.
+    staged: Option<u64>,
+}
+
+impl Saves {
+    /// Numbers a new one; none if too many wait.
+    pub(crate) fn want(&mut self, sequence: usize, tokens: usize) -> Option<u64> {
+        if self.wanted.len() >= WANTED_MAX {
+            return None;
+        }
+        self.asked += 1;
+        self.wanted.insert(self.asked, Wanted { sequence, tokens, lost: false });
+        Some(self.asked)
+    }
+
+    /// A sequence now holds only its first tokens of before.
+    pub(crate) fn cut(&mut self, sequence: usize, tokens: usize) {
+        for wanted in self.wanted.values_mut().filter(|wanted| wanted.sequence == sequence) {
+            wanted.lost |= wanted.tokens > tokens;
+        }
+    }
+
+    /// Whether a sequence holds something that is to be saved.
+    pub(crate) fn waits_for(&self, sequence: usize) -> bool {
+        self.wanted.values().any(|wanted| wanted.sequence == sequence && !wanted.lost)
+    }
+
+    /// The worker allows it.
+    pub(crate) fn go(&mut self, save: u64) {
+        if self.wanted.contains_key(&save) && !self.ready.contains(&save) {
+            self.ready.push_back(save);
+        }
+    }
+
+    /// The worker does not want it.
+    pub(crate) fn skip(&mut self, save: u64) {
+        self.wanted.remove(&save);
+        self.ready.retain(|ready| *ready != save);
+    }
+
+    /// The staging area is free again.
+    pub(crate) fn end(&mut self, save: u64) {
+        self.staged.take_if(|staged| *staged == save);
+    }
+
+    /// What to write now, if anything.
+    pub(crate) fn next(&self) -> Option<Write> {
+        if self.staged.is_some() {
+            return None;
+        }
+        let save = *self.ready.front()?;
+        let wanted = self.wanted.get(&save)?;
+        Some(Write { save, sequence: (!wanted.lost).then_some(wanted.sequence) })
+    }
+
+    /// It was written, or given up: then nothing lies in the staging area.
+    pub(crate) fn written(&mut self, save: u64, bytes: u64) {
+        self.skip(save);
+        if bytes > 0 {
+            self.staged = Some(save);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_after_the_other_is_written() {
+        let mut saves = Saves::default();
+        let (one, other) = (saves.want(3, 128).unwrap(), saves.want(4, 64).unwrap());
+        assert_eq!(saves.next(), None);
+        saves.go(other);
+        saves.go(one);
+        saves.go(other);
+        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(4) }));
+        saves.written(other, 10);
+        assert_eq!(saves.next(), None, "the staging area is in use");
+        saves.end(one);
+        assert_eq!(saves.next(), None, "by the other one");
+        saves.end(other);
+        assert_eq!(saves.next(), Some(Write { save: one, sequence: Some(3) }));
+        saves.written(one, 0);
+        saves.go(one);
+        assert_eq!(saves.next(), None);
+        assert!(!saves.waits_for(3));
+    }
+
+    #[test]
+    fn what_a_sequence_lost_is_not_saved() {
+        let mut saves = Saves::default();
+        let (one, other) = (saves.want(0, 128).unwrap(), saves.want(1, 128).unwrap());
+        saves.cut(0, 128);
+        assert!(saves.waits_for(0));
+        saves.cut(0, 127);
+        saves.cut(0, 500);
+        assert!(!saves.waits_for(0) && saves.waits_for(1));
+        saves.go(one);
+        assert_eq!(saves.next(), Some(Write { save: one, sequence: None }));
+        saves.skip(one);
+        saves.go(other);
+        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(1) }));
+    }
+
+    #[test]
+    fn too_many_are_not_asked_for() {
+        let mut saves = Saves::default();
+        assert!((0..WANTED_MAX).all(|_| saves.want(0, 1).is_some()));
+        assert_eq!(saves.want(0, 1), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! Where a choice begins: on which sequence, and with what of its prompt there already.
+
+use super::{
+    super::{load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
+    Generations, Running, take_token,
+};
+use crate::{
+    calls::{CallParser, may_call},
+    kv::{
+        Piece,
+        reuse::{Start, choose},
+        tier::Expected,
+    },
+    port::Report,
+    protocol::{FinishReason, FromEngine},
+};
+use std::time::Instant;
+use warmset_core::kv::BLOCK_TOKENS;
+
+impl Generations {
+    pub(super) fn admit(&mut self, loaded: &mut Loaded, report: Report<'_>) {
+        if self.hold {
+            return;
+        }
+        while self.slots.iter().any(Option::is_none) {
+            let next = self.waiting_order.iter().copied().find(|request| self.can_start(*request));
+            let Some(request) = next else { return };
+            let Some((sequence, tokens)) = self.place(loaded, request, report) else { return };
+            self.start_choice(loaded, request, sequence, tokens);
+        }
+    }
+
+    /// Whether a request has a choice that can begin now. Choices after the first wait until the prompt is computed.
+    fn can_start(&self, request: u64) -> bool {
+        self.all.get(&request).is_some_and(|one| {
+            one.is_waiting()
+                && (one.choices_started == 0 || one.first_logits.is_some() || one.job.max_tokens == Some(0))
+        })
+    }
+
+    /// Finds a sequence for the next choice of a request and brings there what need not be computed: how many tokens of
+    /// the prompt that is. None if it must wait for the next batch.
+    fn place(&mut self, loaded: &mut Loaded, request: u64, report: Report<'_>) -> Option<(usize, usize)> {
+        let generation = self.all.get(&request)?;
+        let domain = generation.job.kv_domain.filter(|_| loaded.model.can_rewind());
+        let (first, prompt_tokens) = (generation.choices_started == 0, generation.prompt.len());
+        let nothing = generation.job.max_tokens == Some(0);
+        let granted = generation.slots.as_ref().map_or(0, Vec::len) * BLOCK_TOKENS as usize;
+        let start = choose(&self.views(), domain.as_ref().filter(|_| first && !nothing), &generation.prompt)?;
+        let restores = first && !nothing && granted > start.tokens;
+        if restores && loaded.context.is_unsettled(start.sequence as i32) && self.slots.iter().any(Option::is_some) {
+            return None;
+        }
+        self.uses += 1;
+        let mut tokens = if restores { self.restore(loaded, request, start, report) } else { None };
+        if !first && self.copy_prompt(loaded, request, prompt_tokens, start.sequence) {
+            tokens = Some(prompt_tokens);
+        }
+        let tokens = tokens.unwrap_or_else(|| self.bring(loaded, start));
+        let generation = self.all.get_mut(&request)?;
+        generation.settle_grant(report);
+        if first {
+            generation.cached_tokens = tokens as u32;
+        }
+        Some((start.sequence, tokens))
+    }
+
+    /// Brings a start about with what the sequences hold. Returns the tokens that are there.
+    fn bring(&mut self, loaded: &mut Loaded, start: Start) -> usize {
+        if let Some(from) = start.copy_from {
+            self.clear_sequence(loaded, start.sequence);
+            loaded.context.copy(from as i32, start.sequence as i32);
+            self.held[from].last_use = self.uses;
+        }
+        let there = if self.cut(loaded, start.sequence, start.tokens) { start.tokens } else { 0 };
+        self.held[start.sequence] = Default::default();
+        there
+    }
+
+    /// Puts the granted blocks of a prompt into its sequence. None if none of them can be used and nothing has changed;
+    /// else how many tokens are there.
+    fn restore(&mut self, loaded: &mut Loaded, request: u64, start: Start, report: Report<'_>) -> Option<usize> {
+        let began = Instant::now();
+        let Self { tier, scratch, all, .. } = self;
+        let (generation, tier) = (all.get_mut(&request)?, tier.as_ref()?);
+        let (states, domain) = (loaded.states.as_ref()?, generation.job.kv_domain?);
+        let slots = generation.slots.take()?;
+        let prompt = generation.prompt_numbers();
+        let expected = Expected { domain: &domain, keys: &generation.keys, tokens: &prompt };
+        let mut pieces = Vec::with_capacity(slots.len());
+        for (block, slot) in slots.iter().take(generation.keys.len()).enumerate() {
+            match tier.block(*slot, block, &expected) {
+                Ok(payload) => pieces.push(Piece { payload, cells: BLOCK_TOKENS }),
+                Err(reason) => {
+                    report(FromEngine::KvRejected { request, block: block as u32, reason });
+                    break;
+                }
+            }
+        }
+        let tokens = pieces.len() * BLOCK_TOKENS as usize;
+        let mut restored = None;
+        if tokens > start.tokens {
+            let bytes = states.layout().state_bytes(tokens as u64) as usize;
+            if let Ok(state) = scratch.take(bytes)
+                && states.compose(&pieces, state).is_ok()
+            {
+                let taken = loaded.context.set_state(start.sequence as i32, state);
+                restored = Some(if taken { tokens } else { 0 });
+            }
+        }
+        scratch.settle();
+        let blocks = (restored.unwrap_or(0) / BLOCK_TOKENS as usize) as u32;
+        report(FromEngine::Restored { request, blocks, seconds: began.elapsed().as_secs_f64() });
+        if restored.is_some() {
+            self.lose(start.sequence, 0);
+            self.held[start.sequence] = Default::default();
+        }
+        restored
+    }
+
+    /// Begins the next choice of a request on a sequence that holds so many tokens of its prompt.
+    pub(super) fn start_choice(&mut self, loaded: &mut Loaded, request: u64, sequence: usize, tokens: usize) {
+        let Some(generation) = self.all.get_mut(&request) else { return };
+        let choice = generation.choices_started;
+        generation.choices_started += 1;
+        if !generation.is_waiting() {
+            self.waiting_order.retain(|waiting| *waiting != request);
+        }
+        let prompt_tokens = generation.prompt.len();
+        let room = loaded.info.context_tokens.saturating_sub(prompt_tokens as u32);
+        let tokens_max = generation.job.max_tokens.unwrap_or(room).min(room);
+        let seed = generation.seed.wrapping_add(u64::from(choice));
+        let sampler = Sampler::new(&loaded.model, &generation.job.sampling, seed, &generation.prompt, tokens_max);
+        let filter = TextFilter::new(&generation.job.stop);
+        let computes = tokens_max > 0;
+        if computes && tokens < prompt_tokens {
+            generation.clock.prefill_begin.get_or_insert_with(Instant::now);
+        }
+        self.slots[sequence] = Some(Running {
+            request,
+            choice,
+            prefilled: tokens,
+            generated: Vec::new(),
+            sampler,
+            filter,
+            logprobs: PendingLogprobs::default(),
+            constraint: generation.constraint.clone(),
+            calls: may_call(generation.job.output.tools.as_ref()).then(CallParser::new),
+            output: None,
+            finish: (!computes).then_some(FinishReason::Length),
+        });
+        if computes && tokens == prompt_tokens {
+            self.pick_from_prompt(loaded, sequence);
+        }
+    }
+
+    /// Copies a prompt that another choice of the request has computed. False if none can give it.
+    fn copy_prompt(&mut self, loaded: &mut Loaded, request: u64, prompt_tokens: usize, sequence: usize) -> bool {
+        let rewinds = loaded.model.can_rewind();
+        let donor = self.slots.iter().position(|slot| {
+            slot.as_ref().is_some_and(|other| {
+                other.request == request
+                    && other.prefilled == prompt_tokens
+                    && (rewinds || other.cached() == prompt_tokens)
+            })
+        });
+        let Some(donor) = donor else { return false };
+        self.clear_sequence(loaded, sequence);
+        loaded.context.copy(donor as i32, sequence as i32);
+        if loaded.context.forget(sequence as i32, prompt_tokens) {
+            return true;
+        }
+        loaded.context.forget(sequence as i32, 0);
+        false
+    }
+
+    /// Picks a choice's first token from the logits that were kept of its prompt.
+    fn pick_from_prompt(&mut self, loaded: &Loaded, sequence: usize) {
+        let Some(running) = self.slots[sequence].as_mut() else { return };
+        let Some(generation) = self.all.get_mut(&running.request) else { return };
+        let Some(logits) = generation.first_logits.as_deref() else { return };
+        let picked = running.pick(loaded, logits, &mut self.candidates, &generation.job.output);
+        if generation.choices_started == generation.job.choices {
+            generation.first_logits = None;
+        }
+        match picked {
+            Ok(token) => take_token(loaded, generation, running, token, &mut self.pieces),
+            Err(refusal) => generation.refusal = Some(refusal),
+        }
+    }
+}
