@@ -4,8 +4,8 @@ use super::{
     Worker,
     model::{Model, Phase, Waiter},
     protocol::{
-        Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LoadError, LoadTimings,
-        ModelSpec, PreloadOutcome, Recollection, Rejection,
+        Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec,
+        PreloadOutcome, Recollection, Rejection,
     },
 };
 use crate::{
@@ -48,6 +48,7 @@ impl Worker {
             }
             Event::Exited { digest, generation, exit } => self.exited(now, digest, generation, exit, actions),
             Event::Measured { digest, generation, steady } => self.measured(now, digest, generation, &steady, actions),
+            Event::KvPressed { worth } => self.kv_pressed(now, worth, actions),
             Event::Prepared { request, .. } => self.prepared(request, actions),
             Event::Progress { digest, generation } => {
                 if let Some(life) = self.life_mut(digest, generation) {
@@ -443,7 +444,7 @@ impl Worker {
 
     fn prepared(&mut self, request: RequestId, actions: &mut Vec<Action>) {
         if self.requests.contains_key(&request) {
-            actions.push(Action::Grant { request, source: KvSource::Recompute });
+            actions.push(Action::Grant { request });
         }
     }
 

@@ -11,14 +11,15 @@ mod plan;
 mod preload;
 mod protocol;
 mod serve;
+mod sharing;
 mod takeover;
 mod timers;
 mod view;
 
 pub use invariants::Violation;
 pub use protocol::{
-    Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, KvSource, LedgerLine, LoadError, LoadTimings,
-    ModelSpec, ModelState, PreloadOutcome, Recollection, Rejection, Settings, StartKind,
+    Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, LedgerLine, LoadError, LoadTimings, ModelSpec,
+    ModelState, PreloadOutcome, Recollection, Rejection, Settings, StartKind,
 };
 pub use view::PoolMemory;
 

@@ -168,6 +168,8 @@ pub enum Event {
     Measured { digest: Digest, generation: Generation, steady: Footprint },
     /// The engine tokenised a request and asks which cached blocks to use.
     Prepared { request: RequestId, prompt_tokens: u32 },
+    /// Cached KV of this worth, in seconds saved per second and byte, leaves host memory for want of room.
+    KvPressed { worth: f64 },
     /// The engine made a step.
     Progress { digest: Digest, generation: Generation },
     /// A request has ended, well or not; its slot is free.
@@ -281,13 +283,6 @@ impl PreloadOutcome {
     }
 }
 
-/// Where the KV of a request's prompt comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KvSource {
-    /// Compute it.
-    Recompute,
-}
-
 /// What a worker tells the rest of the world. Metrics, events and the log follow from these alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Fact {
@@ -379,7 +374,7 @@ pub enum Action {
     /// Give a request to a ready engine.
     Start { request: RequestId, digest: Digest, generation: Generation, start: StartKind },
     /// Tell the engine where the KV of a prompt comes from.
-    Grant { request: RequestId, source: KvSource },
+    Grant { request: RequestId },
     /// Tell the engine to end a request; report `Finished`.
     Abort { request: RequestId, digest: Digest, generation: Generation },
     /// Answer a request with a refusal.

@@ -1,0 +1,358 @@
+//! Requests that ask what of their prompt is there, and what they are given.
+
+use super::{
+    index::{NONE, Work},
+    key::{BLOCK_TOKENS, BlockKey, KvIdentity, TrustDomain},
+    protocol::{Action, BlockKeyShort, BlockNumber},
+    tier::Tier,
+    view::HitTokens,
+    worth,
+};
+use crate::{ids::RequestId, time::Instant};
+use alloc::{string::String, vec::Vec};
+use core::time::Duration;
+
+/// A reload is given up when it takes this many times as long as it was expected to.
+const LATE_TIMES: f64 = 2.0;
+/// No reload is given up sooner: below this, no estimate of time is worth anything.
+const LATE_AFTER_MIN: Duration = Duration::from_millis(20);
+
+/// So many prefixes are computed although they lie on disk before one of their blocks is read, to see how fast it is.
+const PASSED_OVER_BEFORE_PROBE: u32 = 32;
+
+/// A request whose blocks are being read.
+#[derive(Debug, Clone)]
+pub(super) struct Waiting {
+    pub(super) model: u16,
+    /// What it is to get, in order; all of them are pinned.
+    pub(super) blocks: Vec<BlockNumber>,
+    pub(super) known: u32,
+    pub(super) device_tokens: u32,
+    /// Blocks that lay on disk when it came.
+    pub(super) from_disk: u32,
+    pub(super) since: Instant,
+    pub(super) give_up_at: Instant,
+}
+
+/// A request whose engine takes blocks in.
+#[derive(Debug, Clone)]
+pub(super) struct Granted {
+    pub(super) model: u16,
+    pub(super) blocks: Vec<BlockNumber>,
+    pub(super) device_tokens: u32,
+    pub(super) from_disk: u32,
+    pub(super) waited_seconds: f64,
+}
+
+/// What is there of a prompt.
+struct Prefix {
+    /// Blocks from the first on that are in host memory or on disk, or will be in a moment.
+    blocks: Vec<BlockNumber>,
+}
+
+impl Tier {
+    pub(super) fn asked(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        (identity, domain): (KvIdentity, TrustDomain),
+        keys: &[BlockKey],
+        (prompt_tokens, device_tokens): (u32, u32),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(model) = self.number_of(&identity) else {
+            actions.push(Action::Grant { request, identity, slots: Vec::new(), known: 0 });
+            return;
+        };
+        // A request asks once: whatever it held before under this number is over.
+        self.ended(request, actions);
+        let prefix = self.prefix(keys);
+        let known = prefix.blocks.len() as u32;
+        for number in &prefix.blocks {
+            self.touch(now, *number);
+            // What was not worth writing when it was new may be now.
+            self.write_if_admitted(now, *number, actions);
+        }
+        let traffic = self.traffic(&prefix.blocks);
+        let figures = &mut self.known[usize::from(model)].figures;
+        figures.lookup_tokens += u64::from(prompt_tokens);
+        // Nobody is given what is another domain's: the key itself says so; the root is for counting.
+        let _ = self.root(model, domain);
+        let wanted = self.worth_reloading(model, &prefix.blocks, device_tokens);
+        let figures = &mut self.known[usize::from(model)].figures;
+        if wanted == 0 {
+            if known * BLOCK_TOKENS > device_tokens {
+                figures.recomputed += 1;
+                self.probe_disk(model, &prefix.blocks, keys, actions);
+            }
+            let figures = &mut self.known[usize::from(model)].figures;
+            figures.hit_tokens.device += u64::from(device_tokens);
+            figures.traffic.add(traffic, device_tokens / BLOCK_TOKENS);
+            actions.push(Action::Grant { request, identity, slots: Vec::new(), known });
+            return;
+        }
+        figures.reloaded += 1;
+        figures.traffic.add(traffic, wanted as u32);
+        self.fetch(now, request, (model, known, device_tokens), prefix.blocks, &keys[..wanted], actions);
+    }
+
+    fn prefix(&self, keys: &[BlockKey]) -> Prefix {
+        let mut blocks = Vec::new();
+        for key in keys {
+            let Some(number) = self.index.find(BlockKeyShort::from(key)) else { break };
+            let block = self.index.get(number);
+            if (block.slot == NONE && !block.on_disk()) || self.doomed.contains(&number) {
+                break;
+            }
+            blocks.push(number);
+        }
+        Prefix { blocks }
+    }
+
+    /// How many blocks from the first on are best brought back: the number that saves most time, 0 for none. Restoring
+    /// replaces what the engine holds of the prompt, so all of them are moved, and only what goes beyond it is saved.
+    fn worth_reloading(&self, model: u16, blocks: &[BlockNumber], device_tokens: u32) -> usize {
+        let known = &self.known[usize::from(model)];
+        let (mut best, mut best_seconds, mut disk_bytes) = (0, 0.0, 0);
+        for (place, number) in blocks.iter().enumerate() {
+            let count = place as u32 + 1;
+            if self.index.get(*number).slot == NONE {
+                disk_bytes += known.payload_bytes;
+            }
+            let tokens = count * BLOCK_TOKENS;
+            if tokens <= device_tokens {
+                continue;
+            }
+            let saved = known.speed.seconds(device_tokens, tokens);
+            let spent =
+                self.restore.seconds(u64::from(count) * known.payload_bytes) + self.disk.read.seconds(disk_bytes);
+            if saved - spent > best_seconds {
+                (best, best_seconds) = (count as usize, saved - spent);
+            }
+        }
+        best
+    }
+
+    /// Reads what must be read and grants the rest, now or when it is there.
+    fn fetch(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        (model, known, device_tokens): (u16, u32, u32),
+        mut blocks: Vec<BlockNumber>,
+        keys: &[BlockKey],
+        actions: &mut Vec<Action>,
+    ) {
+        blocks.truncate(keys.len());
+        for number in &blocks {
+            self.index.get_mut(*number).pins += 1;
+            self.reorder(*number);
+        }
+        let (mut from_disk, mut there) = (0, blocks.len());
+        for (place, (number, key)) in blocks.iter().zip(keys).enumerate() {
+            if self.index.get(*number).slot != NONE {
+                continue;
+            }
+            if !self.begin_read(model, *number, key, actions) {
+                there = place;
+                break;
+            }
+            from_disk += 1;
+        }
+        for number in blocks.split_off(there) {
+            self.unpin(number, actions);
+        }
+        let tokens = blocks.len() as u32 * BLOCK_TOKENS;
+        let known_model = &self.known[usize::from(model)];
+        let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
+        // Nobody waits longer for a reload than computing would take.
+        let computing = known_model.speed.seconds(device_tokens.min(tokens), tokens);
+        let patience = Duration::from_secs_f64((reading * LATE_TIMES).min(computing).clamp(0.0, 3600.0));
+        let give_up_at = now + patience.max(LATE_AFTER_MIN);
+        let waiting = Waiting { model, blocks, known, device_tokens, from_disk, since: now, give_up_at };
+        self.waiting.insert(request, waiting);
+        self.grant_if_complete(now, request, actions);
+    }
+
+    /// A disk that is too slow to use is tried now and then with a single block, for which nobody waits.
+    fn probe_disk(&mut self, model: u16, blocks: &[BlockNumber], keys: &[BlockKey], actions: &mut Vec<Action>) {
+        let on_disk_only = |(number, _): &(&BlockNumber, &BlockKey)| self.index.get(**number).slot == NONE;
+        let Some((number, key)) = blocks.iter().zip(keys).find(on_disk_only) else { return };
+        self.disk.passed_over += 1;
+        if self.disk.passed_over >= PASSED_OVER_BEFORE_PROBE {
+            self.disk.passed_over = 0;
+            self.begin_read(model, *number, key, actions);
+        }
+    }
+
+    fn begin_read(&mut self, model: u16, number: BlockNumber, key: &BlockKey, actions: &mut Vec<Action>) -> bool {
+        let block = self.index.get(number);
+        let (root, Some(place)) = (block.root, self.disk_place(number)) else { return false };
+        let known = &self.known[usize::from(model)];
+        let (identity, bytes) = (known.identity, known.payload_bytes);
+        let order = worth::order(block.score, self.disk.read.seconds(bytes), bytes);
+        let Some(slot) = self.slot_for(model, order, actions) else { return false };
+        self.index.set_slot(number, slot);
+        self.index.get_mut(number).work = Work::Reading;
+        self.reorder(number);
+        let domain = self.roots[usize::from(root)].domain;
+        actions.push(Action::Read { block: number, identity, domain, key: *key, place, slot });
+        true
+    }
+
+    pub(super) fn read_done(
+        &mut self,
+        now: Instant,
+        number: BlockNumber,
+        seconds: f64,
+        failure: Option<String>,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.index.get(number).work != Work::Reading {
+            return;
+        }
+        self.index.get_mut(number).work = Work::Nothing;
+        let model = self.model_of(self.index.get(number));
+        match failure {
+            None => {
+                let bytes = self.known[usize::from(model)].payload_bytes;
+                self.disk.read.observe(bytes, seconds);
+            }
+            Some(reason) => {
+                self.rejected.count(&reason);
+                self.leave_disk(number, actions);
+                self.lose(now, number, actions);
+            }
+        }
+        self.settle(number, actions);
+        self.grant_those_who_waited(now, number, actions);
+    }
+
+    pub(super) fn grant_those_who_waited(&mut self, now: Instant, number: BlockNumber, actions: &mut Vec<Action>) {
+        let concerned: Vec<RequestId> = self
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| waiting.blocks.contains(&number))
+            .map(|(request, _)| *request)
+            .collect();
+        for request in concerned {
+            self.grant_if_complete(now, request, actions);
+        }
+    }
+
+    /// A block turned out to be nothing: who waits for it gets what comes before it.
+    pub(super) fn lose(&mut self, now: Instant, number: BlockNumber, actions: &mut Vec<Action>) {
+        let mut unwanted = Vec::new();
+        for waiting in self.waiting.values_mut() {
+            if let Some(place) = waiting.blocks.iter().position(|other| *other == number) {
+                unwanted.extend(waiting.blocks.split_off(place));
+                waiting.known = waiting.known.min(place as u32);
+            }
+        }
+        for other in unwanted {
+            self.unpin(other, actions);
+        }
+        // An engine may still be reading the slot: then it goes when that has ended.
+        let block = self.index.get(number);
+        if block.pins == 0 && block.work == Work::Nothing {
+            self.leave_host(number, actions);
+        } else {
+            self.doomed.insert(number);
+        }
+        let waiting: Vec<RequestId> = self.waiting.keys().copied().collect();
+        for request in waiting {
+            self.grant_if_complete(now, request, actions);
+        }
+    }
+
+    fn grant_if_complete(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
+        let Some(waiting) = self.waiting.get(&request) else { return };
+        if waiting.blocks.iter().all(|number| self.index.get(*number).in_host()) {
+            self.grant(now, request, actions);
+        }
+    }
+
+    /// Grants what is there of what a request waits for.
+    fn grant(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
+        let Some(mut waiting) = self.waiting.remove(&request) else { return };
+        let there = waiting.blocks.iter().take_while(|number| self.index.get(**number).in_host()).count();
+        for number in waiting.blocks.split_off(there) {
+            self.unpin(number, actions);
+        }
+        let identity = self.known[usize::from(waiting.model)].identity;
+        if there as u32 * BLOCK_TOKENS <= waiting.device_tokens {
+            for number in core::mem::take(&mut waiting.blocks) {
+                self.unpin(number, actions);
+            }
+        }
+        let slots: Vec<u32> = waiting.blocks.iter().map(|number| self.index.get(*number).slot).collect();
+        if !slots.is_empty() {
+            let granted = Granted {
+                model: waiting.model,
+                blocks: waiting.blocks,
+                device_tokens: waiting.device_tokens,
+                from_disk: waiting.from_disk,
+                waited_seconds: now.since(waiting.since).as_secs_f64(),
+            };
+            self.granted.insert(request, granted);
+        }
+        actions.push(Action::Grant { request, identity, slots, known: waiting.known });
+    }
+
+    /// Reads that have fallen behind are not waited for: they go on, for whoever comes next.
+    pub(super) fn give_up_late_reads(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let late: Vec<RequestId> =
+            self.waiting.iter().filter(|(_, waiting)| waiting.give_up_at <= now).map(|(request, _)| *request).collect();
+        for request in late {
+            if let Some(waiting) = self.waiting.get(&request) {
+                self.known[usize::from(waiting.model)].figures.abandoned += 1;
+            }
+            self.grant(now, request, actions);
+        }
+    }
+
+    pub(super) fn restored(&mut self, request: RequestId, blocks: u32, seconds: f64, actions: &mut Vec<Action>) {
+        let Some(granted) = self.granted.remove(&request) else { return };
+        let known = &mut self.known[usize::from(granted.model)];
+        let blocks = blocks.min(granted.blocks.len() as u32);
+        if blocks > 0 {
+            self.restore.observe(u64::from(blocks) * known.payload_bytes, seconds);
+            let tokens = blocks * BLOCK_TOKENS;
+            let disk = granted.from_disk.min(blocks) * BLOCK_TOKENS;
+            let hit = HitTokens { device: 0, host: u64::from(tokens - disk), disk: u64::from(disk) };
+            known.figures.hit_tokens.add(hit);
+            let saved = known.speed.seconds(granted.device_tokens.min(tokens), tokens);
+            known.figures.saved_seconds += saved;
+            known.figures.spent_seconds += seconds + granted.waited_seconds;
+        } else {
+            known.figures.hit_tokens.device += u64::from(granted.device_tokens);
+        }
+        for number in granted.blocks {
+            self.unpin(number, actions);
+        }
+    }
+
+    /// An engine looked at a block and it was something else: it is of no use to anybody.
+    pub(super) fn block_rejected(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        place: u32,
+        reason: &str,
+        actions: &mut Vec<Action>,
+    ) {
+        self.rejected.count(reason);
+        let Some(granted) = self.granted.get(&request) else { return };
+        let Some(number) = granted.blocks.get(place as usize).copied() else { return };
+        self.leave_disk(number, actions);
+        self.lose(now, number, actions);
+    }
+
+    pub(super) fn ended(&mut self, request: RequestId, actions: &mut Vec<Action>) {
+        let waiting = self.waiting.remove(&request).map(|waiting| waiting.blocks);
+        let granted = self.granted.remove(&request).map(|granted| granted.blocks);
+        for number in waiting.into_iter().chain(granted).flatten() {
+            self.unpin(number, actions);
+        }
+    }
+}

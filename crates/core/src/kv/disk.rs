@@ -1,0 +1,239 @@
+//! Blocks on disk: what is written, what a full disk gives up, how much writing it is to bear.
+//!
+//! A block that is given up leaves room at once, wherever it lies, so that nothing is ever written twice to keep it.
+
+use super::{
+    index::{Block, Index, Work},
+    protocol::{Action, BlockKeyShort, BlockNumber, DiskPlace, FoundBlock, TierSettings},
+    speed::Bandwidth,
+    tier::Tier,
+    worth,
+};
+use crate::{memory::Bytes, time::Instant};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use core::time::Duration;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Nothing is written for this long after a write has failed, and twice as long after each further one.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What there is on disk.
+#[derive(Debug, Clone)]
+pub(super) struct Disk {
+    /// From disk into host memory, one read at a time.
+    pub(super) read: Bandwidth,
+    pub(super) write: Bandwidth,
+    /// What lies there, whoever wrote it.
+    pub(super) bytes: Bytes,
+    pub(super) queued_bytes: Bytes,
+    /// Bytes of the blocks that are kept.
+    pub(super) kept_bytes: Bytes,
+    /// Blocks that can leave, the least worth first.
+    pub(super) order: BTreeSet<(u64, BlockNumber)>,
+    /// Bytes that may be written before only what was asked for twice is.
+    allowance_bytes: f64,
+    allowance_at: Instant,
+    pause: Duration,
+    paused_until: Instant,
+    /// Prefixes on disk that were computed since the last look at how fast it is.
+    pub(super) passed_over: u32,
+    pub(super) written_bytes: u64,
+    pub(super) writes_refused: u64,
+    pub(super) writes_failed: u64,
+}
+
+/// Unit of places and sizes on disk.
+const PAGE_BYTES: Bytes = 4096;
+
+/// Whether a block may leave the disk now: nothing that follows it lies there, and nobody reads it.
+fn may_leave(block: &Block) -> bool {
+    block.on_disk() && block.disk_children == 0 && block.pins == 0 && block.work == Work::Nothing
+}
+
+impl Disk {
+    /// Puts a block where it belongs in the order of leaving, or takes it out.
+    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, order: u64) {
+        let block = index.get_mut(number);
+        let wanted = if may_leave(block) { order } else { 0 };
+        if block.disk_order != wanted {
+            if block.disk_order != 0 {
+                self.order.remove(&(block.disk_order, number));
+            }
+            block.disk_order = wanted;
+            if wanted != 0 {
+                self.order.insert((wanted, number));
+            }
+        }
+    }
+
+    pub(super) fn new(settings: &TierSettings, read: Bandwidth) -> Self {
+        Self {
+            read,
+            write: read,
+            bytes: 0,
+            queued_bytes: 0,
+            kept_bytes: 0,
+            order: BTreeSet::new(),
+            allowance_bytes: settings.disk_write_bytes_per_day as f64,
+            allowance_at: Instant::ZERO,
+            pause: Duration::ZERO,
+            paused_until: Instant::ZERO,
+            passed_over: 0,
+            written_bytes: 0,
+            writes_refused: 0,
+            writes_failed: 0,
+        }
+    }
+
+    /// Lets pass what may be written by now. At most a day's worth is saved up.
+    fn refill(&mut self, now: Instant, per_day: Bytes) {
+        let days = now.since(self.allowance_at).as_secs_f64() / DAY.as_secs_f64();
+        self.allowance_bytes = (self.allowance_bytes + days * per_day as f64).min(per_day as f64);
+        self.allowance_at = now;
+    }
+}
+
+impl Tier {
+    /// Writes a block that lies in host memory, if the disk is to have it.
+    pub(super) fn write_if_admitted(&mut self, now: Instant, number: BlockNumber, actions: &mut Vec<Action>) {
+        let block = self.index.get(number);
+        if self.settings.disk_bytes_max == 0 || block.on_disk() || !block.in_host() || block.work != Work::Nothing {
+            return;
+        }
+        let (model, slot, seen_again) = (self.model_of(block), block.slot, block.seen_again);
+        let order =
+            worth::order(block.score, self.disk_saves_seconds(block), self.known[usize::from(model)].payload_bytes);
+        let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
+        self.disk.refill(now, self.settings.disk_write_bytes_per_day);
+        let affordable = seen_again || self.disk.allowance_bytes >= bytes as f64;
+        let queued = self.disk.queued_bytes + bytes <= self.settings.disk_queue_bytes_max;
+        if !affordable || !queued || now < self.disk.paused_until || !self.has_disk_room(bytes, order, actions) {
+            self.disk.writes_refused += 1;
+            return;
+        }
+        self.disk.allowance_bytes = (self.disk.allowance_bytes - bytes as f64).max(0.0);
+        self.disk.queued_bytes += bytes;
+        self.index.get_mut(number).work = Work::Writing;
+        self.reorder(number);
+        let identity = self.known[usize::from(model)].identity;
+        actions.push(Action::Write { block: number, identity, slot });
+    }
+
+    /// Whether there is room, for which blocks of less worth go.
+    fn has_disk_room(&mut self, bytes: Bytes, order: u64, actions: &mut Vec<Action>) -> bool {
+        let max = self.settings.disk_bytes_max.saturating_sub(self.settings.disk_slack_bytes);
+        while self.disk.kept_bytes + self.disk.queued_bytes + bytes > max {
+            let Some((least, number)) = self.disk.order.first().copied() else { return false };
+            if least >= order {
+                return false;
+            }
+            self.leave_disk(number, actions);
+        }
+        true
+    }
+
+    pub(super) fn written(
+        &mut self,
+        now: Instant,
+        number: BlockNumber,
+        outcome: Result<DiskPlace, String>,
+        seconds: f64,
+        disk_bytes: Bytes,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.index.get(number).work != Work::Writing {
+            return;
+        }
+        let model = self.model_of(self.index.get(number));
+        let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
+        self.disk.queued_bytes = self.disk.queued_bytes.saturating_sub(bytes);
+        self.disk.bytes = disk_bytes;
+        self.index.get_mut(number).work = Work::Nothing;
+        match outcome {
+            Ok(place) => {
+                self.disk.write.observe(bytes, seconds);
+                self.disk.written_bytes += bytes;
+                self.disk.pause = Duration::ZERO;
+                self.enter_disk(number, place);
+            }
+            Err(reason) => {
+                self.rejected.count(&reason);
+                self.disk.writes_failed += 1;
+                self.disk.pause = (self.disk.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+                self.disk.paused_until = now + self.disk.pause;
+            }
+        }
+        self.settle(number, actions);
+    }
+
+    /// A block lies on disk from now on.
+    fn enter_disk(&mut self, number: BlockNumber, place: DiskPlace) {
+        self.disk.kept_bytes += self.disk_bytes_of(number);
+        self.index.set_disk_place(number, Some(place));
+    }
+
+    /// Where a block lies on disk.
+    pub(super) fn disk_place(&self, number: BlockNumber) -> Option<DiskPlace> {
+        let pages = u32::try_from(self.disk_bytes_of(number) / PAGE_BYTES).unwrap_or(u32::MAX);
+        self.index.get(number).disk_place(pages)
+    }
+
+    /// What a block takes on disk: as in host memory, whole pages with its header.
+    fn disk_bytes_of(&self, number: BlockNumber) -> Bytes {
+        let known = &self.known[usize::from(self.model_of(self.index.get(number)))];
+        known.payload_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+    }
+
+    /// Takes a block off the disk.
+    pub(super) fn leave_disk(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        let Some(place) = self.disk_place(number) else { return };
+        self.disk.kept_bytes -= self.disk_bytes_of(number);
+        self.index.set_disk_place(number, None);
+        actions.push(Action::Retire { place });
+        self.reorder(number);
+        self.index.collect(number);
+    }
+
+    pub(super) fn found(&mut self, now: Instant, blocks: &[FoundBlock], disk_bytes: Bytes, actions: &mut Vec<Action>) {
+        self.disk.bytes = disk_bytes;
+        for found in blocks {
+            let root = self.known(found.identity, found.payload_bytes).and_then(|model| self.root(model, found.domain));
+            let Some(root) = root else {
+                actions.push(Action::Retire { place: found.place });
+                continue;
+            };
+            let number = self.index.intern(BlockKeyShort::from(&found.key), root, found.depth);
+            if self.index.get(number).on_disk() {
+                // The same block twice: one of them is enough.
+                actions.push(Action::Retire { place: found.place });
+                continue;
+            }
+            if found.depth > 0 {
+                let parent = self.index.intern(BlockKeyShort::from(&found.parent), root, found.depth - 1);
+                self.index.attach(number, parent);
+            }
+            if self.index.get(number).score == f64::NEG_INFINITY {
+                // What was worth writing counts as used once.
+                self.index.get_mut(number).score = worth::used(f64::NEG_INFINITY, now);
+            }
+            self.enter_disk(number, found.place);
+            self.reorder(number);
+        }
+        // The bound may be lower than it was when they were written.
+        self.has_disk_room(0, u64::MAX, actions);
+    }
+
+    /// Blocks that the disk gave up by itself.
+    pub(super) fn expired(&mut self, places: &[DiskPlace]) {
+        let places: BTreeSet<DiskPlace> = places.iter().copied().collect();
+        let there = |number: &BlockNumber| self.disk_place(*number).is_some_and(|place| places.contains(&place));
+        let gone: Vec<BlockNumber> = self.index.numbers().filter(there).collect();
+        for number in gone {
+            self.disk.kept_bytes -= self.disk_bytes_of(number);
+            self.index.set_disk_place(number, None);
+            self.reorder(number);
+            self.index.collect(number);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Host memory for blocks: slots of one size in each model's arena, and who leaves first when room is wanted.
+
+use super::{
+    index::{Block, Index, NONE, Work},
+    protocol::BlockNumber,
+};
+use crate::memory::Bytes;
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
+
+/// One model's slots.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Arena {
+    pub(super) slot_bytes: Bytes,
+    /// Slots below this number have been used.
+    fresh: u32,
+    free: Vec<u32>,
+}
+
+impl Arena {
+    pub(super) fn new(slot_bytes: Bytes) -> Self {
+        Self { slot_bytes, ..Self::default() }
+    }
+
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        })
+    }
+
+    pub(super) fn used(&self) -> u32 {
+        self.fresh - self.free.len() as u32
+    }
+}
+
+/// Host memory.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Host {
+    pub(super) bytes_max: Bytes,
+    pub(super) bytes_used: Bytes,
+    /// By number of the model.
+    pub(super) arenas: BTreeMap<u16, Arena>,
+    /// Blocks that can leave, the least worth first.
+    pub(super) order: BTreeSet<(u64, BlockNumber)>,
+}
+
+/// Whether a block may lose its slot now: nobody uses it, and no block that follows it lies in host memory (blocks
+/// behind a gap are of no use).
+pub(super) fn may_leave(block: &Block) -> bool {
+    block.slot != NONE && block.pins == 0 && block.host_children == 0 && block.work == Work::Nothing
+}
+
+impl Host {
+    /// A slot, if there is room.
+    pub(super) fn take_slot(&mut self, model: u16) -> Option<u32> {
+        let arena = self.arenas.get_mut(&model)?;
+        if self.bytes_used + arena.slot_bytes > self.bytes_max {
+            return None;
+        }
+        self.bytes_used += arena.slot_bytes;
+        Some(arena.take())
+    }
+
+    /// Gives a slot back.
+    pub(super) fn give_slot(&mut self, model: u16, slot: u32) {
+        if let Some(arena) = self.arenas.get_mut(&model) {
+            self.bytes_used -= arena.slot_bytes;
+            arena.free.push(slot);
+        }
+    }
+
+    /// Puts a block where it belongs in the order of leaving, or takes it out.
+    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, order: u64) {
+        let block = index.get_mut(number);
+        let wanted = if may_leave(block) { order } else { 0 };
+        if block.order != wanted {
+            if block.order != 0 {
+                self.order.remove(&(block.order, number));
+            }
+            block.order = wanted;
+            if wanted != 0 {
+                self.order.insert((wanted, number));
+            }
+        }
+    }
+}

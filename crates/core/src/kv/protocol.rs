@@ -1,0 +1,181 @@
+//! What can happen to the KV tier and what it wants done.
+#![expect(missing_docs, reason = "the fields of events, actions and figures say by name what they are")]
+
+use super::key::{BlockKey, KvIdentity, TrustDomain};
+use crate::{
+    ids::{Digest, RequestId},
+    memory::Bytes,
+};
+use alloc::{string::String, vec::Vec};
+use serde::{Deserialize, Serialize};
+
+/// Limits and first guesses.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TierSettings {
+    /// The most bytes of host memory for blocks.
+    pub host_bytes_max: Bytes,
+    /// The most bytes on disk; 0 without a disk.
+    pub disk_bytes_max: Bytes,
+    /// Room that the disk needs beside what is kept: for what is given up and not gone yet.
+    pub disk_slack_bytes: Bytes,
+    /// Bytes that may be written to disk per day before only what was asked for twice is written.
+    pub disk_write_bytes_per_day: Bytes,
+    /// Bytes on their way to disk at once; more are not written, and counted.
+    pub disk_queue_bytes_max: Bytes,
+    /// States on their way out of engines at once.
+    pub saves_max: u32,
+    /// States waiting to be saved; more are skipped, and counted.
+    pub saves_waiting_max: u32,
+}
+
+/// Where a block lies on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DiskPlace {
+    pub segment: u32,
+    /// In pages of 4,096 bytes from the segment's beginning.
+    pub page: u32,
+    /// Pages that it takes, its header included.
+    pub pages: u32,
+}
+
+/// A block's number within one tier.
+pub type BlockNumber = u32;
+
+/// The engine's number of a save, made unique by the shell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SaveId(pub u64);
+
+/// A block found on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundBlock {
+    pub identity: KvIdentity,
+    pub domain: TrustDomain,
+    pub key: BlockKey,
+    pub parent: BlockKey,
+    /// Its place in the prompt, in blocks.
+    pub depth: u32,
+    pub payload_bytes: Bytes,
+    pub place: DiskPlace,
+}
+
+/// What can happen to the tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// A model whose KV can be cut into blocks is in memory.
+    Opened { model: Digest, identity: KvIdentity, payload_bytes: Bytes, slot_bytes: Bytes },
+    /// A request is tokenised and may begin. `device_tokens` of it its engine holds.
+    Asked {
+        request: RequestId,
+        identity: KvIdentity,
+        domain: TrustDomain,
+        keys: Vec<BlockKey>,
+        prompt_tokens: u32,
+        device_tokens: u32,
+    },
+    /// A request has ended, was cancelled, or its engine is gone: nothing of it is in use any more.
+    Ended { request: RequestId },
+    /// A read from disk into a slot is over. Failed ones say why.
+    ReadDone { block: BlockNumber, seconds: f64, failure: Option<String> },
+    /// The engine has done with granted blocks.
+    Restored { request: RequestId, blocks: u32, seconds: f64 },
+    /// The engine found that a granted block is not what it must be.
+    Rejected { request: RequestId, block: u32, reason: String },
+    /// An engine offers blocks: those of `keys`, the first of them `first_block` blocks from the beginning.
+    SaveOffered {
+        save: SaveId,
+        identity: KvIdentity,
+        domain: TrustDomain,
+        parent: BlockKey,
+        first_block: u32,
+        keys: Vec<BlockKey>,
+    },
+    /// The engine has put the state out; none if it could not.
+    Staged { save: SaveId, ok: bool },
+    /// The blocks of a save are in their slots, checked; or not.
+    Gathered { save: SaveId, ok: bool },
+    /// An engine is gone: its saves are void.
+    SavesLost { saves: Vec<SaveId> },
+    /// A block is durable on disk; or why not. `disk_bytes` is what lies there now, whoever wrote it.
+    Written { block: BlockNumber, outcome: Result<DiskPlace, String>, seconds: f64, disk_bytes: Bytes },
+    /// Blocks found on disk.
+    Found { blocks: Vec<FoundBlock>, disk_bytes: Bytes },
+    /// Blocks on disk have become too old and are gone from there.
+    Expired { places: Vec<DiskPlace> },
+    /// A prompt was computed from one token to another in so many seconds.
+    Prefilled { identity: KvIdentity, from_token: u32, to_token: u32, seconds: f64 },
+    /// Nothing of a trust domain is to be kept.
+    Purge { domain: TrustDomain },
+    /// Blocks may take so much host memory from now on.
+    HostLimit { bytes: Bytes },
+    /// The time asked for by `next_timer` has come.
+    Timer,
+}
+
+/// What the tier wants done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    /// The request may begin: with the blocks in these slots, or by computing everything its engine does not hold.
+    Grant {
+        request: RequestId,
+        identity: KvIdentity,
+        slots: Vec<u32>,
+        known: u32,
+    },
+    /// Read a block into a slot.
+    Read {
+        block: BlockNumber,
+        identity: KvIdentity,
+        domain: TrustDomain,
+        key: BlockKey,
+        place: DiskPlace,
+        slot: u32,
+    },
+    /// Let the engine put the state out, or not.
+    SaveGo {
+        save: SaveId,
+    },
+    SaveSkip {
+        save: SaveId,
+    },
+    /// Take blocks out of a state and put them into slots: pairs of place among the save's blocks, and slot.
+    Gather {
+        save: SaveId,
+        identity: KvIdentity,
+        blocks: Vec<(u32, u32)>,
+    },
+    /// Write a slot's block to disk.
+    Write {
+        block: BlockNumber,
+        identity: KvIdentity,
+        slot: u32,
+    },
+    /// A slot holds nothing any more: its memory may go.
+    FreeSlot {
+        identity: KvIdentity,
+        slot: u32,
+    },
+    /// A block on disk is not wanted any more: its room may go.
+    Retire {
+        place: DiskPlace,
+    },
+    /// Blocks of this worth, in seconds saved per second and byte, left host memory because models take the rest of it.
+    Pressed {
+        worth: f64,
+    },
+    /// Destroy what lies on disk of a trust domain.
+    PurgeDisk {
+        domain: TrustDomain,
+    },
+}
+
+/// The first half of a key, which the index holds; the whole one stands in the block's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BlockKeyShort(pub u128);
+
+impl From<&BlockKey> for BlockKeyShort {
+    fn from(key: &BlockKey) -> Self {
+        let mut half = [0; 16];
+        half.copy_from_slice(&key.0[..16]);
+        Self(u128::from_le_bytes(half))
+    }
+}

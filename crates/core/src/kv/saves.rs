@@ -1,0 +1,218 @@
+//! Blocks on their way out of engines.
+
+use super::{
+    index::{NONE, Work},
+    key::{BlockKey, KvIdentity, TrustDomain},
+    protocol::{Action, BlockKeyShort, BlockNumber, SaveId},
+    tier::Tier,
+    worth,
+};
+use crate::time::Instant;
+use alloc::{
+    collections::{BTreeMap, VecDeque},
+    vec::Vec,
+};
+
+/// What is new may take the place of what was worth a little more when it was looked at last: estimates waver, and what
+/// was asked for last is the likeliest to be asked for next. What was asked for twice as often stays.
+const NEW_WORTH: f64 = 1.5;
+
+/// What an engine offers.
+#[derive(Debug, Clone)]
+struct Offer {
+    model: u16,
+    root: u16,
+    /// None for the first block of a prompt.
+    parent: Option<BlockKey>,
+    first_block: u32,
+    keys: Vec<BlockKey>,
+    /// Blocks that have a slot and are being filled.
+    gathering: Vec<BlockNumber>,
+}
+
+/// All offers.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Saves {
+    /// Told to go on.
+    active: BTreeMap<SaveId, Offer>,
+    waiting: VecDeque<(SaveId, Offer)>,
+    pub(super) skipped: u64,
+    pub(super) lost: u64,
+}
+
+impl Tier {
+    pub(super) fn save_offered(
+        &mut self,
+        save: SaveId,
+        (identity, domain): (KvIdentity, TrustDomain),
+        (parent, first_block, keys): (BlockKey, u32, Vec<BlockKey>),
+        actions: &mut Vec<Action>,
+    ) {
+        let model = self.number_of(&identity);
+        let root = model.and_then(|model| self.root(model, domain));
+        let (Some(model), Some(root)) = (model, root) else {
+            actions.push(Action::SaveSkip { save });
+            return;
+        };
+        let parent = (first_block > 0).then_some(parent);
+        let offer = Offer { model, root, parent, first_block, keys, gathering: Vec::new() };
+        if !self.has_news(&offer) {
+            actions.push(Action::SaveSkip { save });
+        } else if (self.saves.active.len() as u32) < self.settings.saves_max {
+            self.saves.active.insert(save, offer);
+            actions.push(Action::SaveGo { save });
+        } else if (self.saves.waiting.len() as u32) < self.settings.saves_waiting_max {
+            self.saves.waiting.push_back((save, offer));
+        } else {
+            self.saves.skipped += 1;
+            actions.push(Action::SaveSkip { save });
+        }
+    }
+
+    /// Whether any of the offered blocks is nowhere yet.
+    fn has_news(&self, offer: &Offer) -> bool {
+        offer.keys.iter().any(|key| self.is_new(key))
+    }
+
+    fn is_new(&self, key: &BlockKey) -> bool {
+        self.index.find(BlockKeyShort::from(key)).is_none_or(|number| {
+            let block = self.index.get(number);
+            block.slot == NONE && !block.on_disk()
+        })
+    }
+
+    pub(super) fn staged(&mut self, now: Instant, save: SaveId, ok: bool, actions: &mut Vec<Action>) {
+        let Some(mut offer) = self.saves.active.remove(&save) else { return };
+        if !ok {
+            self.saves.lost += 1;
+            self.next_save(actions);
+            return;
+        }
+        let blocks = self.places_for(now, &mut offer, actions);
+        if blocks.is_empty() {
+            // Others came first, or there is no room for what is worth so little.
+            self.next_save(actions);
+        }
+        let identity = self.known[usize::from(offer.model)].identity;
+        actions.push(Action::Gather { save, identity, blocks });
+        if !offer.gathering.is_empty() {
+            self.saves.active.insert(save, offer);
+        }
+    }
+
+    /// Slots for the blocks of an offer that are nowhere yet: (place among its keys, slot).
+    fn places_for(&mut self, now: Instant, offer: &mut Offer, actions: &mut Vec<Action>) -> Vec<(u32, u32)> {
+        let known = &self.known[usize::from(offer.model)];
+        let bytes = known.payload_bytes;
+        let mut parent = match &offer.parent {
+            None => NONE,
+            Some(key) => self.index.intern(BlockKeyShort::from(key), offer.root, offer.first_block.saturating_sub(1)),
+        };
+        let mut places = Vec::new();
+        for (place, key) in offer.keys.iter().enumerate() {
+            let is_new = self.is_new(key);
+            let depth = offer.first_block + place as u32;
+            let number = self.index.intern(BlockKeyShort::from(key), offer.root, depth);
+            if parent != NONE {
+                self.index.attach(number, parent);
+                self.reorder(parent);
+            }
+            parent = number;
+            if !is_new {
+                continue;
+            }
+            let first = depth * super::BLOCK_TOKENS;
+            let seconds = self.known[usize::from(offer.model)].speed.seconds(first, first + super::BLOCK_TOKENS);
+            let score = worth::used(self.index.get(number).score, now);
+            let order = worth::order(score, seconds * NEW_WORTH, bytes);
+            // Marked first: what leaves for it may be the last that kept it in the index.
+            self.index.get_mut(number).work = Work::Gathering;
+            let Some(slot) = self.slot_for_chain(offer.model, order, number, actions) else {
+                self.index.get_mut(number).work = Work::Nothing;
+                // Whatever follows is of no use without it.
+                self.index.collect(number);
+                break;
+            };
+            self.index.set_slot(number, slot);
+            self.reorder(number);
+            offer.gathering.push(number);
+            places.push((place as u32, slot));
+        }
+        places
+    }
+
+    /// A slot for a block, for which the blocks before it do not leave.
+    fn slot_for_chain(
+        &mut self,
+        model: u16,
+        order: u64,
+        number: BlockNumber,
+        actions: &mut Vec<Action>,
+    ) -> Option<u32> {
+        let parent = self.index.get(number).parent;
+        if parent != NONE {
+            self.index.get_mut(parent).host_children += 1;
+            self.reorder(parent);
+        }
+        let slot = self.slot_for(model, order, actions);
+        if parent != NONE {
+            self.index.get_mut(parent).host_children -= 1;
+            self.reorder(parent);
+        }
+        slot
+    }
+
+    pub(super) fn gathered(&mut self, now: Instant, save: SaveId, ok: bool, actions: &mut Vec<Action>) {
+        let Some(offer) = self.saves.active.remove(&save) else { return };
+        if !ok {
+            self.rejected.count("state");
+        }
+        self.conclude(now, &offer.gathering, ok, actions);
+        self.next_save(actions);
+    }
+
+    fn conclude(&mut self, now: Instant, blocks: &[BlockNumber], ok: bool, actions: &mut Vec<Action>) {
+        for number in blocks {
+            if ok {
+                self.index.get_mut(*number).work = Work::Nothing;
+                self.touch(now, *number);
+                let model = self.model_of(self.index.get(*number));
+                self.known[usize::from(model)].figures.saved_blocks += 1;
+                self.write_if_admitted(now, *number, actions);
+            }
+        }
+        // Leaves first, so that nobody loses what hangs on it.
+        for number in blocks.iter().rev().filter(|_| !ok) {
+            self.index.get_mut(*number).work = Work::Nothing;
+            self.lose(now, *number, actions);
+        }
+        for number in blocks {
+            if ok {
+                self.settle(*number, actions);
+                self.grant_those_who_waited(now, *number, actions);
+            }
+        }
+    }
+
+    /// The engine that made an offer is gone. What is being gathered from its memory goes on: the shell says how it ends.
+    pub(super) fn save_lost(&mut self, save: SaveId, actions: &mut Vec<Action>) {
+        self.saves.waiting.retain(|(waiting, _)| *waiting != save);
+        if self.saves.active.get(&save).is_some_and(|offer| offer.gathering.is_empty()) {
+            self.saves.active.remove(&save);
+            self.saves.lost += 1;
+            self.next_save(actions);
+        }
+    }
+
+    fn next_save(&mut self, actions: &mut Vec<Action>) {
+        while (self.saves.active.len() as u32) < self.settings.saves_max {
+            let Some((save, offer)) = self.saves.waiting.pop_front() else { return };
+            if self.has_news(&offer) {
+                self.saves.active.insert(save, offer);
+                actions.push(Action::SaveGo { save });
+            } else {
+                actions.push(Action::SaveSkip { save });
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The machine: one machine's blocks, and every event that concerns them.
+
+use super::{
+    asks::{Granted, Waiting},
+    disk::Disk,
+    host::{Arena, Host},
+    index::{Block, Index, NONE, Work},
+    key::{KvIdentity, TrustDomain},
+    protocol::{Action, BlockNumber, Event, TierSettings},
+    saves::Saves,
+    speed::{Bandwidth, PrefillSpeed},
+    view::{Figures, Rejected},
+    worth,
+};
+use crate::{
+    Machine,
+    ids::{Digest, RequestId},
+    memory::Bytes,
+    time::Instant,
+    violation::{Violation, hold},
+};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    vec::Vec,
+};
+use core::time::Duration;
+
+/// The most models (by identity) and trust domains of models that are told apart; more keep nothing.
+const KNOWN_MAX: usize = u16::MAX as usize;
+/// Want of room is told at most this often.
+const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
+/// Before anything was restored or read: what no machine of today falls below, so that the first time is tried.
+const RESTORE_BYTES_PER_SECOND_GUESS: f64 = 2e9;
+const DISK_BYTES_PER_SECOND_GUESS: f64 = 1e9;
+
+/// A model, by the identity of its KV.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) identity: KvIdentity,
+    /// None before it was in memory here.
+    pub(super) model: Option<Digest>,
+    pub(super) payload_bytes: Bytes,
+    pub(super) speed: PrefillSpeed,
+    pub(super) figures: Figures,
+}
+
+/// A model in a trust domain.
+#[derive(Debug, Clone)]
+pub(super) struct Root {
+    pub(super) model: u16,
+    pub(super) domain: TrustDomain,
+}
+
+/// One machine's blocks.
+#[derive(Debug, Clone)]
+pub struct Tier {
+    pub(super) settings: TierSettings,
+    pub(super) index: Index,
+    pub(super) host: Host,
+    pub(super) disk: Disk,
+    pub(super) known: Vec<Known>,
+    known_by_identity: BTreeMap<KvIdentity, u16>,
+    pub(super) roots: Vec<Root>,
+    roots_by_domain: BTreeMap<(u16, TrustDomain), u16>,
+    pub(super) waiting: BTreeMap<RequestId, Waiting>,
+    pub(super) granted: BTreeMap<RequestId, Granted>,
+    pub(super) saves: Saves,
+    /// From host memory into engines.
+    pub(super) restore: Bandwidth,
+    /// Blocks whose prompts were purged while they were in use: they go when nobody uses them.
+    pub(super) doomed: BTreeSet<BlockNumber>,
+    pub(super) rejected: Rejected,
+    /// The most worth of what left for want of room since that was told last.
+    pressed: f64,
+    told_pressed_at: Instant,
+    now: Instant,
+}
+
+impl Tier {
+    /// A tier that knows no model yet.
+    pub fn new(settings: TierSettings) -> Self {
+        Self {
+            host: Host { bytes_max: settings.host_bytes_max, ..Host::default() },
+            disk: Disk::new(&settings, Bandwidth::guessed(DISK_BYTES_PER_SECOND_GUESS)),
+            settings,
+            index: Index::default(),
+            known: Vec::new(),
+            known_by_identity: BTreeMap::new(),
+            roots: Vec::new(),
+            roots_by_domain: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            saves: Saves::default(),
+            restore: Bandwidth::guessed(RESTORE_BYTES_PER_SECOND_GUESS),
+            doomed: BTreeSet::new(),
+            rejected: Rejected::default(),
+            pressed: 0.0,
+            told_pressed_at: Instant::ZERO,
+            now: Instant::ZERO,
+        }
+    }
+
+    fn take(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Opened { model, identity, payload_bytes, slot_bytes } => {
+                self.open(model, identity, payload_bytes, slot_bytes);
+            }
+            Event::Asked { request, identity, domain, keys, prompt_tokens, device_tokens } => {
+                self.asked(now, request, (identity, domain), &keys, (prompt_tokens, device_tokens), actions);
+            }
+            Event::Ended { request } => self.ended(request, actions),
+            Event::ReadDone { block, seconds, failure } => self.read_done(now, block, seconds, failure, actions),
+            Event::Restored { request, blocks, seconds } => self.restored(request, blocks, seconds, actions),
+            Event::Rejected { request, block, reason } => self.block_rejected(now, request, block, &reason, actions),
+            Event::SaveOffered { save, identity, domain, parent, first_block, keys } => {
+                self.save_offered(save, (identity, domain), (parent, first_block, keys), actions);
+            }
+            Event::Staged { save, ok } => self.staged(now, save, ok, actions),
+            Event::Gathered { save, ok } => self.gathered(now, save, ok, actions),
+            Event::SavesLost { saves } => {
+                for save in saves {
+                    self.save_lost(save, actions);
+                }
+            }
+            Event::Written { block, outcome, seconds, disk_bytes } => {
+                self.written(now, block, outcome, seconds, disk_bytes, actions);
+            }
+            Event::Found { blocks, disk_bytes } => self.found(now, &blocks, disk_bytes, actions),
+            Event::Expired { places } => self.expired(&places),
+            Event::Prefilled { identity, from_token, to_token, seconds } => {
+                if let Some(known) = self.known_mut(&identity) {
+                    known.speed.observe(from_token, to_token, seconds);
+                }
+            }
+            Event::Purge { domain } => self.purge(domain, actions),
+            Event::HostLimit { bytes } => {
+                self.host.bytes_max = bytes.min(self.settings.host_bytes_max);
+                while self.host.bytes_used > self.host.bytes_max && self.evict_least(u64::MAX, actions) {}
+            }
+            Event::Timer => self.give_up_late_reads(now, actions),
+        }
+    }
+
+    fn open(&mut self, model: Digest, identity: KvIdentity, payload_bytes: Bytes, slot_bytes: Bytes) {
+        let Some(number) = self.known(identity, payload_bytes) else { return };
+        let known = &mut self.known[usize::from(number)];
+        known.model = Some(model);
+        known.payload_bytes = payload_bytes;
+        self.host.arenas.entry(number).or_insert_with(|| Arena::new(slot_bytes));
+    }
+
+    /// The number of a model, which is new if nobody knew it.
+    pub(super) fn known(&mut self, identity: KvIdentity, payload_bytes: Bytes) -> Option<u16> {
+        if let Some(number) = self.known_by_identity.get(&identity) {
+            return Some(*number);
+        }
+        let number = u16::try_from(self.known.len()).ok().filter(|number| usize::from(*number) < KNOWN_MAX)?;
+        self.known_by_identity.insert(identity, number);
+        self.known.push(Known {
+            identity,
+            model: None,
+            payload_bytes,
+            speed: PrefillSpeed::default(),
+            figures: Figures::default(),
+        });
+        Some(number)
+    }
+
+    pub(super) fn number_of(&self, identity: &KvIdentity) -> Option<u16> {
+        self.known_by_identity.get(identity).copied()
+    }
+
+    pub(super) fn known_mut(&mut self, identity: &KvIdentity) -> Option<&mut Known> {
+        let number = self.number_of(identity)?;
+        self.known.get_mut(usize::from(number))
+    }
+
+    /// The number of a model in a trust domain.
+    pub(super) fn root(&mut self, model: u16, domain: TrustDomain) -> Option<u16> {
+        if let Some(number) = self.roots_by_domain.get(&(model, domain)) {
+            return Some(*number);
+        }
+        let number = u16::try_from(self.roots.len()).ok().filter(|number| usize::from(*number) < KNOWN_MAX)?;
+        self.roots.push(Root { model, domain });
+        self.roots_by_domain.insert((model, domain), number);
+        Some(number)
+    }
+
+    pub(super) fn model_of(&self, block: &Block) -> u16 {
+        self.roots[usize::from(block.root)].model
+    }
+
+    /// What it would take to have a block again that leaves host memory: a read if it lies on disk, else computing it.
+    fn rewarm_seconds(&self, block: &Block) -> f64 {
+        let known = &self.known[usize::from(self.model_of(block))];
+        let first = block.depth * super::BLOCK_TOKENS;
+        let compute = known.speed.seconds(first, first + super::BLOCK_TOKENS);
+        if block.on_disk() { self.disk.read.seconds(known.payload_bytes).min(compute) } else { compute }
+    }
+
+    /// What a block on disk saves when it is asked for.
+    pub(super) fn disk_saves_seconds(&self, block: &Block) -> f64 {
+        let known = &self.known[usize::from(self.model_of(block))];
+        let first = block.depth * super::BLOCK_TOKENS;
+        let compute = known.speed.seconds(first, first + super::BLOCK_TOKENS);
+        (compute - self.disk.read.seconds(known.payload_bytes)).max(0.0)
+    }
+
+    /// Puts a block, and the one before it, where they belong in the orders of leaving.
+    pub(super) fn reorder(&mut self, number: BlockNumber) {
+        let parent = self.index.get(number).parent;
+        for number in [number, parent] {
+            if number == NONE {
+                continue;
+            }
+            let block = self.index.get(number);
+            let bytes = self.known[usize::from(self.model_of(block))].payload_bytes;
+            let order = worth::order(block.score, self.rewarm_seconds(block), bytes);
+            let disk_order = worth::order(block.score, self.disk_saves_seconds(block), bytes);
+            self.host.reorder(&mut self.index, number, order);
+            self.disk.reorder(&mut self.index, number, disk_order);
+        }
+    }
+
+    /// A use of a block.
+    pub(super) fn touch(&mut self, now: Instant, number: BlockNumber) {
+        let block = self.index.get_mut(number);
+        block.seen_again |= block.score > f64::NEG_INFINITY;
+        block.score = worth::used(block.score, now);
+        self.reorder(number);
+    }
+
+    /// A slot for a block of a model, for which blocks of less worth leave. None if there are none.
+    pub(super) fn slot_for(&mut self, model: u16, order: u64, actions: &mut Vec<Action>) -> Option<u32> {
+        self.host.arenas.get(&model)?;
+        loop {
+            if let Some(slot) = self.host.take_slot(model) {
+                return Some(slot);
+            }
+            if !self.evict_least(order, actions) {
+                return None;
+            }
+        }
+    }
+
+    /// Takes the least worthy block out of host memory, if it is worth less than this.
+    fn evict_least(&mut self, below: u64, actions: &mut Vec<Action>) -> bool {
+        let Some((order, number)) = self.host.order.first().copied() else { return false };
+        if order >= below {
+            return false;
+        }
+        let block = self.index.get(number);
+        let model = self.model_of(block);
+        if self.host.bytes_max < self.settings.host_bytes_max {
+            let loss = worth::demand_per_second(block.score, self.now) * self.rewarm_seconds(block);
+            let bytes = self.known[usize::from(model)].payload_bytes;
+            self.pressed = self.pressed.max(crate::residency::worth(loss, 1.0, bytes));
+        }
+        self.known[usize::from(model)].figures.evicted_blocks += 1;
+        self.leave_host(number, actions);
+        true
+    }
+
+    /// Takes a block out of host memory. Nobody may be using it.
+    pub(super) fn leave_host(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        let block = self.index.get(number);
+        let (slot, model) = (block.slot, self.model_of(block));
+        if slot == NONE {
+            return;
+        }
+        self.index.set_slot(number, NONE);
+        self.host.give_slot(model, slot);
+        actions.push(Action::FreeSlot { identity: self.known[usize::from(model)].identity, slot });
+        self.reorder(number);
+        self.index.collect(number);
+    }
+
+    /// Nobody uses a block any more on behalf of somebody.
+    pub(super) fn unpin(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        let block = self.index.get_mut(number);
+        block.pins = block.pins.saturating_sub(1);
+        self.settle(number, actions);
+    }
+
+    /// After work on a block has ended: it goes if it is doomed, else it takes its place in the order.
+    pub(super) fn settle(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        let block = self.index.get(number);
+        if block.pins == 0 && block.work == Work::Nothing && self.doomed.remove(&number) {
+            self.forget(number, actions);
+        } else {
+            self.reorder(number);
+        }
+    }
+
+    /// Forgets a block everywhere.
+    fn forget(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        self.leave_disk(number, actions);
+        if self.index.get(number).slot == NONE {
+            self.index.collect(number);
+        } else {
+            self.leave_host(number, actions);
+        }
+    }
+
+    fn purge(&mut self, domain: TrustDomain, actions: &mut Vec<Action>) {
+        let concerned: Vec<BlockNumber> = self
+            .index
+            .numbers()
+            .filter(|number| self.roots[usize::from(self.index.get(*number).root)].domain == domain)
+            .collect();
+        // Leaves first: a block goes from the index when nothing hangs on it.
+        let mut concerned: Vec<(u32, BlockNumber)> =
+            concerned.into_iter().map(|number| (self.index.get(number).depth, number)).collect();
+        concerned.sort_unstable_by(|one, other| other.cmp(one));
+        for (_, number) in concerned {
+            let block = self.index.get(number);
+            if block.pins > 0 || block.work != Work::Nothing {
+                self.doomed.insert(number);
+            } else {
+                self.forget(number, actions);
+            }
+        }
+        actions.push(Action::PurgeDisk { domain });
+    }
+
+    /// What must always hold.
+    pub fn check(&self) -> Result<(), Violation> {
+        let (mut used, mut leaving, mut slots) = (0, (0, 0), BTreeSet::new());
+        let mut pins: BTreeMap<BlockNumber, u32> = BTreeMap::new();
+        let users = self.granted.values().map(|granted| &granted.blocks);
+        for number in users.chain(self.waiting.values().map(|waiting| &waiting.blocks)).flatten() {
+            *pins.entry(*number).or_default() += 1;
+        }
+        for number in self.index.numbers() {
+            let block = self.index.get(number);
+            let model = self.model_of(block);
+            if block.slot != NONE {
+                used += self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
+                let fresh = slots.insert((model, block.slot));
+                hold(fresh, "a slot holds one block", || format!("slot {} of model {model}", block.slot))?;
+            }
+            leaving = (leaving.0 + usize::from(block.order != 0), leaving.1 + usize::from(block.disk_order != 0));
+            let in_order = block.order == 0 || self.host.order.contains(&(block.order, number));
+            hold(in_order, "whoever can leave is in the order", || format!("block {number}"))?;
+            let wanted = pins.get(&number).copied().unwrap_or(0);
+            hold(u32::from(block.pins) == wanted, "a block is held by those who use it", || {
+                format!("block {number} has {} pins for {wanted} users", block.pins)
+            })?;
+            hold(block.order == 0 || block.pins == 0, "what is in use cannot leave", || format!("block {number}"))?;
+        }
+        let orders = (self.host.order.len(), self.disk.order.len());
+        hold(leaving == orders, "the orders hold nobody else", || {
+            format!("{leaving:?} can leave, {orders:?} are in the orders")
+        })?;
+        hold(used == self.host.bytes_used, "bytes are counted once", || {
+            format!("{used} bytes in slots, {} counted", self.host.bytes_used)
+        })?;
+        hold(self.host.bytes_used <= self.settings.host_bytes_max, "within the limit of host memory", || {
+            format!("{} of {} bytes", self.host.bytes_used, self.settings.host_bytes_max)
+        })
+    }
+}
+
+impl Machine for Tier {
+    type Event = Event;
+    type Action = Action;
+
+    fn handle(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
+        self.now = now.max(self.now);
+        self.take(self.now, event, actions);
+        if self.pressed > 0.0 && self.now.since(self.told_pressed_at) >= PRESSED_INTERVAL {
+            actions.push(Action::Pressed { worth: core::mem::take(&mut self.pressed) });
+            self.told_pressed_at = self.now;
+        }
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        self.waiting.values().map(|waiting| waiting.give_up_at).min()
+    }
+}
