@@ -14,6 +14,9 @@ use std::{
 };
 use warmset_core::{Bytes, Footprint};
 
+/// What the names of memory files begin with that belong to the KV tier.
+pub const KV_MEMORY_NAME: &str = "warmset-kv";
+
 /// Bytes of one process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Measurement {
@@ -117,7 +120,10 @@ impl Measurement {
     fn add(&mut self, mapping: &Mapping, artifact: &BTreeSet<FileIdentity>) {
         self.anonymous_bytes += mapping.anonymous_bytes;
         let file_bytes = mapping.resident_bytes.saturating_sub(mapping.anonymous_bytes);
-        if mapping.is_shared_memory {
+        if mapping.is_kv {
+            // The tier counts its memory once, whoever maps it.
+            self.shared_memory_bytes = self.shared_memory_bytes.saturating_sub(mapping.resident_bytes);
+        } else if mapping.is_shared_memory {
             // Counted by `status`.
         } else if artifact.contains(&mapping.file) {
             self.artifact_file_bytes += file_bytes;
@@ -192,6 +198,7 @@ fn identity(path: &PathBuf) -> io::Result<FileIdentity> {
 struct Mapping {
     file: FileIdentity,
     is_shared_memory: bool,
+    is_kv: bool,
     resident_bytes: Bytes,
     anonymous_bytes: Bytes,
 }
@@ -210,7 +217,8 @@ impl Mapping {
         };
         let path = fields.next().unwrap_or("");
         let is_shared_memory = ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|it| path.starts_with(it));
-        Some(Self { file, is_shared_memory, ..Self::default() })
+        let is_kv = path.starts_with("/memfd:") && path["/memfd:".len()..].starts_with(KV_MEMORY_NAME);
+        Some(Self { file, is_shared_memory, is_kv, ..Self::default() })
     }
 }
 

@@ -3,8 +3,9 @@
 //! A model's files are copied (or reflinked) into a directory under the name of their SHA-256 and never change again, so
 //! an engine maps a file that nobody else can write. What a model *is*, its [`Manifest`], has a digest of its own.
 //!
-//! Beside them lie [`segments`]: the blocks of KV that outlive the memory they were made in.
+//! Beside them lies what the KV tier keeps: blocks in host memory ([`arena`]) and on disk ([`segments`]).
 
+pub mod arena;
 mod checked;
 mod error;
 mod import;

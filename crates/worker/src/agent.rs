@@ -3,10 +3,12 @@
 use crate::{
     config::{AgentConfig, AgentError, Artifacts, Clock, ModelConfig},
     handle::{AgentHandle, Assignment, Command, MemoryReport, log_path},
+    kv::KvHandle,
     life::{self, Birth, Order},
     recorder::Recorder,
     requests::{Requests, Waiting},
     spare::Spare,
+    timer::until,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -57,12 +59,16 @@ impl Agent {
             clock: config.clock,
             worker_type: config.worker_type.into(),
         };
+        if let Some(kv) = &config.kv {
+            kv.tell_pressure_to(sender.clone());
+        }
         let mut run_loop = RunLoop {
             worker: config.worker,
             clock: config.clock,
             artifacts: config.artifacts,
             logs,
             launcher,
+            kv: config.kv,
             recorder,
             facts,
             commands: sender,
@@ -101,6 +107,7 @@ struct RunLoop {
     artifacts: Arc<dyn Artifacts>,
     logs: PathBuf,
     launcher: Launcher,
+    kv: Option<KvHandle>,
     recorder: Recorder,
     facts: broadcast::Sender<(Instant, Fact)>,
     /// For tasks that report back.
@@ -280,6 +287,9 @@ impl RunLoop {
                 self.drop_traces(digest);
             }
         }
+        if let Some(kv) = &self.kv {
+            kv.limit_host(self.recorder.machine().kv_limit_bytes());
+        }
     }
 
     fn act(&mut self, now: Instant, action: Action, events: &mut VecDeque<Event>) {
@@ -309,6 +319,7 @@ impl RunLoop {
                     // The spare has given up what a command needs.
                     spare: if Role::of(engine) == Role::Sealed { self.spare.take() } else { None },
                     launcher: self.launcher.clone(),
+                    kv: self.kv.clone(),
                     commands: self.commands.clone(),
                     clock: self.clock,
                 };
@@ -324,9 +335,9 @@ impl RunLoop {
             Action::Start { request, digest, generation, start } => {
                 self.start(request, digest, generation, start, events);
             }
-            Action::Grant { request, source } => {
+            Action::Grant { request } => {
                 if let Some((digest, generation)) = self.requests.engine_of(request) {
-                    self.order(digest, generation, Order::Grant { request, source });
+                    self.order(digest, generation, Order::Grant { request });
                 }
             }
             Action::Abort { request, digest, generation } => {
@@ -540,12 +551,4 @@ fn log_fact(fact: &Fact, name: Option<&ModelName>) {
 /// Answers somebody who may be gone.
 fn reply<T>(asker: oneshot::Sender<T>, answer: T) {
     let _ = asker.send(answer);
-}
-
-/// Resolves at an instant; never without one.
-async fn until(instant: Option<tokio::time::Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant).await,
-        None => std::future::pending().await,
-    }
 }

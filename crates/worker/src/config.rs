@@ -1,5 +1,6 @@
 //! What a worker is told at start.
 
+use crate::kv::KvHandle;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use warmset_core::{
     ClockSpeed, Digest, Instant, WorkerId,
@@ -89,6 +90,8 @@ pub struct AgentConfig {
     pub record: Option<PathBuf>,
     /// The artifacts of this machine.
     pub artifacts: Arc<dyn Artifacts>,
+    /// Where KV outlives its request; none keeps none.
+    pub kv: Option<KvHandle>,
     /// The clock of the server.
     pub clock: Clock,
 }

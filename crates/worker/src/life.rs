@@ -7,8 +7,10 @@ use crate::{
     canary::{Asking, CANARY_REQUEST, Step},
     config::{Clock, ModelConfig},
     handle::Command,
+    kv::{Client, KvHandle, KvOrder},
     requests::Waiting,
     spare::{self, Spare},
+    timer::until,
 };
 use std::{
     collections::HashMap,
@@ -21,7 +23,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use warmset_core::{
     Bytes, Digest, Footprint, RequestId,
     inference::{Reply, Work},
-    worker::{CancelCause, Event, Exit, Generation, KvSource, LoadError, LoadTimings, Rejection},
+    worker::{CancelCause, Event, Exit, Generation, LoadError, LoadTimings, Rejection},
 };
 use warmset_engine::{
     child::Role,
@@ -32,13 +34,15 @@ use warmset_engine::{
 
 /// Measurements asked for within this time are made once.
 const MEASURE_PAUSE: Duration = Duration::from_millis(50);
+/// An engine that is to stop may take so long to save what it has begun to.
+const SAVE_GRACE: Duration = Duration::from_secs(1);
 /// An engine that has closed its socket is ending; this is how long it may take.
 const END_GRACE: Duration = Duration::from_secs(2);
 
 /// What the run loop tells a life.
 pub(crate) enum Order {
     Start { request: RequestId, caller: Waiting, started: Reply },
-    Grant { request: RequestId, source: KvSource },
+    Grant { request: RequestId },
     Abort { request: RequestId },
     SetThreads { threads: u32 },
     Measure,
@@ -58,6 +62,7 @@ pub(crate) struct Birth {
     pub(crate) log: PathBuf,
     pub(crate) spare: Option<Spare>,
     pub(crate) launcher: Launcher,
+    pub(crate) kv: Option<KvHandle>,
     pub(crate) commands: UnboundedSender<Command>,
     pub(crate) clock: Clock,
 }
@@ -77,6 +82,8 @@ struct Life {
     digest: Digest,
     began: Instant,
     callers: HashMap<RequestId, Caller>,
+    /// What it knows of the KV tier.
+    kv: Option<Client>,
     /// Facts about the model, once loaded.
     info: Option<LoadedInfo>,
     /// Seconds from the order to load to the model being loaded.
@@ -87,16 +94,20 @@ struct Life {
     canary_seconds: f64,
     measuring: Option<Measuring>,
     measure_at: Option<tokio::time::Instant>,
+    /// It is to stop, when it has saved what it is saving or at the latest then.
+    stop_by: Option<tokio::time::Instant>,
 }
 
 /// Lives a whole life. `orders` ends when the run loop does; then the process is killed.
 pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
     let digest = birth.model.spec.digest;
+    let kv = birth.kv.clone().map(Client::new);
     let mut life = Life {
         birth,
         digest,
         began: Instant::now(),
         callers: HashMap::new(),
+        kv,
         info: None,
         loaded_after: Duration::ZERO,
         reported_loaded: false,
@@ -104,6 +115,7 @@ pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
         canary_seconds: 0.0,
         measuring: None,
         measure_at: None,
+        stop_by: None,
     };
     let exit = match life.begin(&mut orders).await {
         Ok(process) => life.accompany(process, &mut orders).await,
@@ -219,6 +231,16 @@ impl Life {
                     }
                     return exit;
                 },
+                order = next_of(&mut self.kv) => {
+                    if let Some(kv) = &mut self.kv {
+                        kv.obey(order, &process);
+                    }
+                    self.stop_if_saved(&process);
+                },
+                () = until(self.stop_by) => {
+                    self.stop_by = None;
+                    process.send(ToEngine::Stop);
+                },
                 measured = until_done(&mut self.measuring) => {
                     self.measuring = None;
                     self.report_measured(measured);
@@ -241,11 +263,15 @@ impl Life {
                 // A caller that is gone shows at its first piece of text.
                 let _ = caller.replies.send(started);
                 self.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
+                if let (Some(kv), Work::Generate(job)) = (&mut self.kv, &caller.work) {
+                    kv.begin(request, job.kv_domain);
+                }
                 process.send(to_engine(request.0, caller.work));
             }
-            Order::Grant { request, source: KvSource::Recompute } => {
-                process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } });
-            }
+            Order::Grant { request } => match &mut self.kv {
+                Some(kv) => kv.grant(request, process),
+                None => process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } }),
+            },
             Order::Abort { request } => process.send(ToEngine::Cancel { request: request.0 }),
             Order::SetThreads { threads } => process.send(ToEngine::SetThreads { threads }),
             Order::Measure => {
@@ -253,8 +279,19 @@ impl Life {
                     self.measure_at = Some(tokio::time::Instant::now() + MEASURE_PAUSE);
                 }
             }
-            Order::Stop => process.send(ToEngine::Stop),
+            Order::Stop => {
+                self.stop_by = Some(tokio::time::Instant::now() + SAVE_GRACE);
+                self.stop_if_saved(process);
+            }
             Order::Kill => process.kill(),
+        }
+    }
+
+    /// An engine that is to stop puts out first what it has begun to.
+    fn stop_if_saved(&mut self, process: &EngineProcess) {
+        let saving = self.kv.as_ref().is_some_and(Client::is_saving);
+        if !saving && self.stop_by.take().is_some() {
+            process.send(ToEngine::Stop);
         }
     }
 
@@ -262,11 +299,19 @@ impl Life {
         if Asking::concerns(&message) {
             return self.hear_of_canary(message, process);
         }
+        let message = match &mut self.kv {
+            Some(kv) => kv.hear(message),
+            None => Some(message),
+        };
+        let Some(message) = message else { return };
         let (digest, generation) = (self.digest, self.birth.generation);
         match message {
             FromEngine::LoadProgress { fraction } => self.tell(Command::LoadProgress(digest, fraction)),
             FromEngine::Loaded(info) => {
                 self.loaded_after = self.began.elapsed();
+                if let (Some(kv), Some(layout)) = (&mut self.kv, &info.kv) {
+                    kv.open(digest, layout.clone(), process.build(), info.context_tokens);
+                }
                 match self.birth.model.canary.take() {
                     Some(canary) => {
                         let (asking, question) = Asking::begin(canary);
@@ -348,6 +393,13 @@ impl Life {
 
     fn answer_last(&mut self, request: RequestId, reply: Reply) {
         if let Some(caller) = self.callers.remove(&request) {
+            if let Some(kv) = &mut self.kv {
+                let done = match &reply {
+                    Reply::Done { usage, timings } => Some((usage, timings)),
+                    _ => None,
+                };
+                kv.end(request, done);
+            }
             // A caller that is gone needs no answer.
             let _ = caller.replies.send(reply);
             self.tell(Command::Answered(request));
@@ -430,18 +482,18 @@ fn to_engine(request: u64, work: Work) -> ToEngine {
     }
 }
 
-/// Resolves when the measurement is done; never without one.
-async fn until_done(measuring: &mut Option<Measuring>) -> std::io::Result<Measurement> {
-    match measuring {
-        Some(measuring) => measuring.await,
+/// What the KV tier wants of the engine next; never without a tier.
+async fn next_of(kv: &mut Option<Client>) -> KvOrder {
+    match kv {
+        Some(kv) => kv.next().await,
         None => std::future::pending().await,
     }
 }
 
-/// Resolves at an instant; never without one.
-async fn until(instant: Option<tokio::time::Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant).await,
+/// Resolves when the measurement is done; never without one.
+async fn until_done(measuring: &mut Option<Measuring>) -> std::io::Result<Measurement> {
+    match measuring {
+        Some(measuring) => measuring.await,
         None => std::future::pending().await,
     }
 }

@@ -51,6 +51,7 @@ fn be_parent(program: PathBuf, directory: PathBuf) -> Result<(), Box<dyn std::er
             spare: true,
             record: None,
             artifacts: Arc::new(Trusting),
+            kv: None,
             clock: Clock::start(),
         };
         let agent = Agent::start(config, models)?;

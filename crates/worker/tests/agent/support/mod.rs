@@ -139,6 +139,7 @@ impl World {
             spare,
             record: record.map(|name| directory.path().join(name)),
             artifacts: Arc::clone(&shelf) as Arc<dyn Artifacts>,
+            kv: None,
             clock: Clock::start(),
         };
         let agent = Agent::start(config, Vec::new()).unwrap();

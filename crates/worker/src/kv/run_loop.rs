@@ -1,0 +1,351 @@
+//! The only owner of the tier: tells it what happens and does what it wants.
+
+use super::{KvCommand, KvConfig, KvOrder, Life, disk::Disk, gather::Gathering};
+use crate::{config::Clock, handle::Command, timer::until};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
+use warmset_core::{
+    Digest, Machine, RequestId,
+    kv::{Action, Event, HEADER_BYTES, KvIdentity, SaveId, Tier},
+    worker,
+};
+use warmset_engine::protocol::{KvGrant, KvLayout, KvOpen, SaveWanted, StateLayout, ToEngine};
+use warmset_store::{
+    StoreError,
+    arena::{Arena, PAGE_BYTES, SLOTS_MAX, Staging},
+};
+
+/// Shows in the system's lists of mappings, so that memory of the tier is told from an engine's own.
+const ARENA_NAME: &str = "warmset-kv-arena";
+const STAGING_NAME: &str = "warmset-kv-staging";
+
+/// An engine that uses the tier.
+struct Engine {
+    identity: KvIdentity,
+    layout: StateLayout,
+    staging: Arc<Staging>,
+    orders: UnboundedSender<KvOrder>,
+}
+
+/// A save on its way.
+struct Save {
+    life: Life,
+    /// The engine's own number for it.
+    number: u64,
+    wanted: SaveWanted,
+}
+
+pub(super) struct RunLoop {
+    tier: Tier,
+    host_bytes_max: u64,
+    clock: Clock,
+    commands: WeakUnboundedSender<KvCommand>,
+    arenas: HashMap<KvIdentity, Arc<Arena>>,
+    disk: Option<Disk>,
+    /// Who shares out the memory.
+    agent: Option<UnboundedSender<Command>>,
+    engines: BTreeMap<Life, Engine>,
+    requests: HashMap<RequestId, Life>,
+    saves: BTreeMap<SaveId, Save>,
+    last_life: u64,
+    last_save: u64,
+}
+
+impl RunLoop {
+    pub(super) fn new(
+        config: KvConfig,
+        clock: Clock,
+        commands: WeakUnboundedSender<KvCommand>,
+    ) -> Result<Self, StoreError> {
+        let disk = config.disk.map(|disk| Disk::open(disk, commands.clone())).transpose()?;
+        Ok(Self {
+            disk,
+            agent: None,
+            host_bytes_max: config.settings.host_bytes_max,
+            tier: Tier::new(config.settings),
+            clock,
+            commands,
+            arenas: HashMap::new(),
+            engines: BTreeMap::new(),
+            requests: HashMap::new(),
+            saves: BTreeMap::new(),
+            last_life: 0,
+            last_save: 0,
+        })
+    }
+
+    pub(super) async fn run(mut self, mut commands: UnboundedReceiver<KvCommand>) {
+        loop {
+            let timer = self.tier.next_timer().map(|at| tokio::time::Instant::now() + self.clock.until(at));
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => return,
+                },
+                () = until(timer) => self.happen(Event::Timer),
+            }
+        }
+    }
+
+    fn obey(&mut self, command: KvCommand) {
+        match command {
+            KvCommand::Open { model, layout, build, context_tokens, orders } => {
+                self.open(model, &layout, &build, context_tokens, orders);
+            }
+            KvCommand::Ask { life, request, domain, keys, prompt_tokens, device_tokens } => {
+                let Some(engine) = self.engines.get(&life) else { return };
+                let identity = engine.identity;
+                self.requests.insert(request, life);
+                self.happen(Event::Asked { request, identity, domain, keys, prompt_tokens, device_tokens });
+            }
+            KvCommand::Ended { request } => {
+                self.requests.remove(&request);
+                self.happen(Event::Ended { request });
+            }
+            KvCommand::Restored { request, blocks, seconds } => {
+                self.happen(Event::Restored { request, blocks, seconds });
+            }
+            KvCommand::Rejected { request, block, reason } => {
+                tracing::warn!(request = request.0, block, reason, "an engine refused a block of KV");
+                self.happen(Event::Rejected { request, block, reason });
+            }
+            KvCommand::SaveWanted { life, wanted } => self.save_wanted(life, wanted),
+            KvCommand::Saved { life, save, bytes } => self.saved(life, save, bytes),
+            KvCommand::Prefilled { life, from_token, to_token, seconds } => {
+                if let Some(engine) = self.engines.get(&life) {
+                    let identity = engine.identity;
+                    self.happen(Event::Prefilled { identity, from_token, to_token, seconds });
+                }
+            }
+            KvCommand::Close { life } => self.close(life),
+            KvCommand::Gathered { save, ok } => {
+                self.end_save(save);
+                self.happen(Event::Gathered { save, ok });
+            }
+            KvCommand::Disk(mut event) => {
+                if let Event::Written { disk_bytes, .. } | Event::Found { disk_bytes, .. } = &mut event {
+                    *disk_bytes = self.disk.as_ref().map_or(0, Disk::used_bytes);
+                }
+                self.happen(event);
+            }
+            KvCommand::Listen(agent) => self.agent = Some(agent),
+            KvCommand::LimitHost(bytes) => self.happen(Event::HostLimit { bytes }),
+            KvCommand::View(answer) => drop(answer.send(self.tier.view())),
+            KvCommand::Purge(domain) => self.happen(Event::Purge { domain }),
+        }
+    }
+
+    fn open(
+        &mut self,
+        model: Digest,
+        layout: &KvLayout,
+        build: &str,
+        context_tokens: u32,
+        orders: UnboundedSender<KvOrder>,
+    ) {
+        let identity = KvIdentity::new(&model, &layout.description, build);
+        let payload_bytes = u64::from(warmset_core::kv::BLOCK_TOKENS) * layout.state.cell_bytes();
+        let slot_bytes = HEADER_BYTES as u64 + payload_bytes.next_multiple_of(PAGE_BYTES);
+        let slots = u32::try_from(self.host_bytes_max / slot_bytes).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
+        if slots == 0 || payload_bytes == 0 {
+            tracing::info!(%model, slot_bytes, "a block of this model's KV is larger than all of [kv] host; none is kept");
+            return;
+        }
+        let arena = match self.arenas.get(&identity) {
+            Some(arena) => Ok(Arc::clone(arena)),
+            None => Arena::create(ARENA_NAME, slot_bytes, slots),
+        };
+        let staging_bytes = layout.state.state_bytes(u64::from(context_tokens));
+        let memory = arena.and_then(|arena| Ok((arena, Arc::new(Staging::create(STAGING_NAME, staging_bytes)?))));
+        let (arena, staging) = match memory {
+            Ok(memory) => memory,
+            Err(error) => return tracing::error!(%model, %error, "no memory for KV; none is kept"),
+        };
+        self.arenas.insert(identity, Arc::clone(&arena));
+        self.last_life += 1;
+        let life = Life(self.last_life);
+        let open = KvOpen { identity, slot_bytes, slots: arena.slots(), staging_bytes: staging.bytes() };
+        let order = KvOrder::Open { life, open, arena, staging: Arc::clone(&staging) };
+        if orders.send(order).is_err() {
+            // It has ended meanwhile.
+            return;
+        }
+        self.engines.insert(life, Engine { identity, layout: layout.state.clone(), staging, orders });
+        self.happen(Event::Opened { model, identity, payload_bytes, slot_bytes });
+    }
+
+    /// An engine is gone: what it was asked, and what it was about to put out, is over.
+    fn close(&mut self, life: Life) {
+        self.engines.remove(&life);
+        let over: Vec<RequestId> =
+            self.requests.iter().filter(|(_, other)| **other == life).map(|(request, _)| *request).collect();
+        for request in over {
+            self.requests.remove(&request);
+            self.happen(Event::Ended { request });
+        }
+        let saves: Vec<SaveId> =
+            self.saves.iter().filter(|(_, save)| save.life == life).map(|(save, _)| *save).collect();
+        for save in &saves {
+            self.saves.remove(save);
+        }
+        self.happen(Event::SavesLost { saves });
+    }
+
+    fn save_wanted(&mut self, life: Life, wanted: SaveWanted) {
+        let Some(engine) = self.engines.get(&life) else { return };
+        self.last_save += 1;
+        let save = SaveId(self.last_save);
+        let event = Event::SaveOffered {
+            save,
+            identity: engine.identity,
+            domain: wanted.domain,
+            parent: wanted.parent,
+            first_block: wanted.first_block,
+            keys: wanted.keys.clone(),
+        };
+        self.saves.insert(save, Save { life, number: wanted.save, wanted });
+        self.happen(event);
+    }
+
+    fn saved(&mut self, life: Life, number: u64, bytes: u64) {
+        let found = self.saves.iter().find(|(_, save)| save.life == life && save.number == number);
+        let Some((save, wanted)) = found.map(|(save, one)| (*save, &one.wanted)) else { return };
+        let needed = self.engines.get(&life).map(|engine| engine.layout.state_bytes(u64::from(wanted.cells)));
+        let ok = bytes > 0 && Some(bytes) == needed;
+        self.happen(Event::Staged { save, ok });
+        if !ok {
+            self.end_save(save);
+        }
+    }
+
+    /// The staging area is free again.
+    fn end_save(&mut self, save: SaveId) {
+        if let Some(save) = self.saves.remove(&save)
+            && let Some(engine) = self.engines.get(&save.life)
+        {
+            if let Err(error) = engine.staging.clear() {
+                tracing::warn!(%error, "a staging area keeps its memory");
+            }
+            say(engine, ToEngine::SaveEnd { save: save.number });
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.tier.handle(self.clock.now(), event, &mut actions);
+        for action in actions {
+            self.act(action);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Grant { request, identity: _, slots, known } => {
+                let engine = self.requests.get(&request).and_then(|life| self.engines.get(life));
+                let Some(engine) = engine else { return };
+                let source =
+                    if slots.is_empty() { KvGrant::Recompute { known } } else { KvGrant::Blocks { slots, known } };
+                say(engine, ToEngine::Grant { request: request.0, source });
+            }
+            Action::SaveGo { save } => self.make_room(save),
+            Action::SaveSkip { save } => {
+                self.say_of_save(save, |save| ToEngine::SaveSkip { save });
+                self.saves.remove(&save);
+            }
+            Action::Gather { save, identity, blocks } => self.gather(save, identity, blocks),
+            Action::FreeSlot { identity, slot } => {
+                if let Some(arena) = self.arenas.get(&identity)
+                    && let Err(error) = arena.free(slot)
+                {
+                    tracing::warn!(%error, "a slot keeps its memory");
+                }
+            }
+            Action::Read { block, identity, domain, key, place, slot } => {
+                if let (Some(disk), Some(arena)) = (&self.disk, self.arenas.get(&identity)) {
+                    disk.read(block, (identity, domain, key), place, (arena, slot));
+                }
+            }
+            Action::Write { block, identity, slot } => {
+                if let (Some(disk), Some(arena)) = (&self.disk, self.arenas.get(&identity)) {
+                    disk.write(block, arena, slot);
+                }
+            }
+            Action::Pressed { worth } => {
+                if let Some(agent) = &self.agent {
+                    // An agent that has ended holds no model.
+                    let _ = agent.send(Command::Event(worker::Event::KvPressed { worth }));
+                }
+            }
+            Action::Retire { place } => {
+                if let Some(disk) = &self.disk {
+                    disk.retire(place);
+                }
+            }
+            Action::PurgeDisk { domain } => {
+                if let Some(disk) = &self.disk {
+                    disk.purge(domain);
+                }
+            }
+        }
+    }
+
+    /// Gives the staging area its memory, so that it is the server's and not the engine's, then lets the engine write.
+    fn make_room(&self, save: SaveId) {
+        let engine = self.saves.get(&save).and_then(|one| Some((one, self.engines.get(&one.life)?)));
+        let Some((one, engine)) = engine else { return };
+        let bytes = engine.layout.state_bytes(u64::from(one.wanted.cells));
+        let (staging, orders, number) = (Arc::clone(&engine.staging), engine.orders.clone(), one.number);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = staging.allocate(bytes) {
+                tracing::warn!(%error, "no memory to save KV with");
+            }
+            // An engine that is gone needs no words. Without memory it says that it could not.
+            let _ = orders.send(KvOrder::Say(ToEngine::SaveGo { save: number }));
+        });
+    }
+
+    fn say_of_save(&self, save: SaveId, message: impl FnOnce(u64) -> ToEngine) {
+        if let Some(save) = self.saves.get(&save)
+            && let Some(engine) = self.engines.get(&save.life)
+        {
+            say(engine, message(save.number));
+        }
+    }
+
+    fn gather(&mut self, save: SaveId, identity: KvIdentity, blocks: Vec<(u32, u32)>) {
+        if blocks.is_empty() {
+            self.end_save(save);
+            return;
+        }
+        let gathering = self.saves.get(&save).and_then(|one| {
+            let engine = self.engines.get(&one.life)?;
+            Some(Gathering {
+                identity,
+                layout: engine.layout.clone(),
+                wanted: one.wanted.clone(),
+                staging: Arc::clone(&engine.staging),
+                arena: Arc::clone(self.arenas.get(&identity)?),
+                blocks,
+            })
+        });
+        let (Some(gathering), Some(commands)) = (gathering, self.commands.upgrade()) else {
+            self.happen(Event::Gathered { save, ok: false });
+            return;
+        };
+        tokio::task::spawn_blocking(move || {
+            let gathered = gathering.run();
+            if let Err(error) = &gathered {
+                tracing::error!(%error, "blocks of KV could not be taken out of an engine's state");
+            }
+            let _ = commands.send(KvCommand::Gathered { save, ok: gathered.is_ok() });
+        });
+    }
+}
+
+fn say(engine: &Engine, message: ToEngine) {
+    // An engine that is gone needs no words.
+    let _ = engine.orders.send(KvOrder::Say(message));
+}
