@@ -13,6 +13,7 @@ mod errors;
 mod fallback;
 pub mod frontend;
 pub mod jobs;
+mod kv_metrics;
 pub mod latency;
 pub mod link;
 pub mod metrics;

@@ -1,6 +1,7 @@
 //! Every metric, with typed methods. Names are those of the contract; the tenant is a label on counters only.
 
 use crate::attainment::Attainment;
+use crate::kv_metrics::KvMetrics;
 use crate::latency::Latencies;
 use prometheus_client::{
     encoding::{EncodeLabelSet, prometheus_text},
@@ -16,6 +17,7 @@ use warmset_core::{
     Digest, Instant, ModelName, Priority,
     inference::Usage,
     jobs::JobStatus,
+    kv::TierView,
     targets::Targets,
     worker::{Fact, LedgerLine, LoadTimings, ModelState},
 };
@@ -119,6 +121,7 @@ pub struct Metrics {
     /// Loads that have begun to wait or run and have not ended, and since when.
     pending_loads: Mutex<BTreeMap<Digest, Instant>>,
     latencies: Latencies,
+    kv: KvMetrics,
 }
 
 impl fmt::Debug for Metrics {
@@ -164,6 +167,7 @@ impl Default for Metrics {
             jobs_unfinished: Family::default(),
             pending_loads: Mutex::default(),
             latencies: Latencies::default(),
+            kv: KvMetrics::default(),
         };
         metrics.register();
         metrics
@@ -195,6 +199,7 @@ impl Metrics {
         registry.register("tokens", "Tokens of requests that an engine has ended", self.tokens.clone());
         registry.register("jobs", "Jobs that have ended", self.jobs.clone());
         registry.register("jobs_unfinished", "Jobs that have not ended", self.jobs_unfinished.clone());
+        self.kv.register(registry);
     }
 
     /// A request has ended, `seconds` after it came.
@@ -387,6 +392,11 @@ impl Metrics {
                 self.running.get_or_create(&ModelLabels { model: name.to_string() }).inc_by(i64::from(*count));
             }
         }
+    }
+
+    /// What the KV tier says of itself.
+    pub fn set_kv(&self, view: &TierView, name_of: &dyn Fn(&Digest) -> Option<ModelName>) {
+        self.kv.set(view, name_of);
     }
 
     /// Everything in Prometheus's text format. Reading changes no counter.

@@ -107,6 +107,7 @@ fn admin_table() -> Table<AdminState> {
         route("POST", "/admin/v1/models/{name}/{action}", Admin, admin::act_on_model),
         route("GET", "/admin/v1/workers", Admin, admin::workers),
         route("GET", "/admin/v1/ledger", Admin, admin::ledger),
+        route("GET", "/admin/v1/kv", Admin, admin::kv),
         route("GET", "/admin/v1/events", Admin, admin::events),
         route("POST", "/admin/v1/drain", Admin, admin::drain),
         route("GET", "/admin/v1/jobs", Admin, jobs::admin_list),

@@ -40,7 +40,7 @@ use warmset_gateway::{
 };
 use warmset_source::{FetchError, Trust};
 use warmset_store::StoreError;
-use warmset_worker::{AgentGone, AgentHandle, MemoryReport};
+use warmset_worker::{AgentGone, AgentHandle, KvHandle, MemoryReport};
 
 /// How long a question about the queues may take.
 const FIGURES_TIMEOUT: Duration = Duration::from_secs(2);
@@ -52,6 +52,8 @@ pub(crate) struct Server {
     pub(crate) repository: Arc<Repository>,
     pub(crate) artifacts: Arc<StoredArtifacts>,
     pub(crate) agent: AgentHandle,
+    /// None where no KV is kept.
+    pub(crate) kv: Option<KvHandle>,
     pub(crate) frontend: Frontend,
     pub(crate) jobs: Jobs,
     pub(crate) batches: Batches,
@@ -380,6 +382,11 @@ impl Server {
         if let (Ok(report), Ok(lines)) = (self.agent.memory().await, self.agent.ledger().await) {
             self.frontend.metrics().set_ledger(&self.tier_bytes(&report), &lines);
         }
+        if let Some(kv) = &self.kv
+            && let Some(view) = kv.view().await
+        {
+            self.frontend.metrics().set_kv(&view, &|digest| self.frontend.directory().name_of(digest));
+        }
     }
 }
 
@@ -474,6 +481,10 @@ impl AdminBackend for Backend {
 
     fn ledger(&self) -> AdminFuture<'_> {
         answer(self.0.ledger_document())
+    }
+
+    fn kv(&self) -> AdminFuture<'_> {
+        answer(crate::kv::document(&self.0))
     }
 
     fn drain(&self) -> AdminFuture<'_> {

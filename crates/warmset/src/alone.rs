@@ -33,6 +33,7 @@ fn start(repository: &Repository, root: &Path, stored: &Stored) -> Result<(Agent
             spare: false,
             record: None,
             artifacts,
+            kv: None,
             clock: Clock::start(),
         },
         vec![settings::model_config(stored, &repository.runtimes, None)?],

@@ -3,27 +3,45 @@
 use std::{collections::BTreeMap, sync::Arc, sync::PoisonError, sync::RwLock};
 use warmset_core::{
     Digest, RequestId,
+    inference::Work,
+    kv::TrustDomain,
     worker::{CancelCause, LoadError},
 };
 use warmset_gateway::link::{Assignment, WorkerLink};
 use warmset_store::Store;
 use warmset_worker::{AgentHandle, Artifacts};
 
+/// Whose KV every request may share: as long as there are no tenants, all callers are one trust domain.
+pub(crate) const TRUST_DOMAIN: &str = "default";
+
 /// Hands requests of the gateway to the worker of the same process.
-pub(crate) struct LocalLink(pub(crate) AgentHandle);
+pub(crate) struct LocalLink {
+    agent: AgentHandle,
+    /// None where no KV is kept: then requests share nothing.
+    domain: Option<TrustDomain>,
+}
+
+impl LocalLink {
+    pub(crate) fn new(agent: AgentHandle, keeps_kv: bool) -> Self {
+        Self { agent, domain: keeps_kv.then(|| TrustDomain::named(TRUST_DOMAIN)) }
+    }
+}
 
 impl WorkerLink for LocalLink {
     fn dispatch(&self, assignment: Assignment) {
-        let Assignment { request, digest, tenant, class, work, replies } = assignment;
-        self.0.assign(warmset_worker::Assignment { request, digest, tenant, class, work, replies });
+        let Assignment { request, digest, tenant, class, mut work, replies } = assignment;
+        if let Work::Generate(job) = &mut work {
+            job.kv_domain = self.domain;
+        }
+        self.agent.assign(warmset_worker::Assignment { request, digest, tenant, class, work, replies });
     }
 
     fn cancel(&self, request: RequestId, cause: CancelCause) {
-        self.0.cancel(request, cause);
+        self.agent.cancel(request, cause);
     }
 
     fn prewarm(&self, digest: Digest) {
-        self.0.prewarm(digest);
+        self.agent.prewarm(digest);
     }
 }
 

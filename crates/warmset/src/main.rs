@@ -26,6 +26,7 @@ mod fetch_events;
 mod front;
 mod import;
 mod job_store;
+mod kv;
 mod link;
 mod listeners;
 mod mend;

@@ -195,6 +195,7 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<&'static str> {
         ("worker.hang_deadline", worker.hang_deadline == worker_next.hang_deadline),
         ("worker.slices", worker.slices == worker_next.slices),
         ("residency", residency == residency_next),
+        ("kv", running.kv == next.kv),
         ("device", running.devices == next.devices),
         ("runtime", running.runtimes == next.runtimes),
     ];

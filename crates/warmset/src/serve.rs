@@ -9,6 +9,7 @@ use crate::{
     data::{DataLock, Locked},
     facts::{self, Listeners},
     job_store::{CatalogBatches, CatalogJobs},
+    kv,
     link::{LocalLink, StoredArtifacts},
     mend,
     output::{self, Output},
@@ -43,7 +44,7 @@ use warmset_gateway::{
     metrics::Metrics,
     router::Later,
 };
-use warmset_worker::{Agent, AgentConfig, AgentHandle};
+use warmset_worker::{Agent, AgentConfig, AgentHandle, KvHandle};
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 /// How long a stopping server lets requests finish unless told otherwise.
@@ -230,7 +231,8 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
     let origin = Instant::now();
     let clock = Clock::since(origin, plan.clock_speed);
     let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
-    let agent = start_worker(plan, &repository, root, origin, &artifacts).await?;
+    let kv = kv::start(&plan.config.kv, &plan.settings, root, warmset_worker::Clock::since(origin, plan.clock_speed))?;
+    let agent = start_worker(plan, &repository, root, origin, (&artifacts, kv.clone())).await?;
     let recording = |name: &str| plan.record.as_ref().map(|directory| directory.join(name));
     let config = FrontendConfig {
         settings: settings::gateway_settings(&plan.config),
@@ -246,6 +248,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         repository: repository.clone(),
         artifacts,
         agent: agent.clone(),
+        kv,
         frontend: frontend.clone(),
         jobs: later.0,
         batches: later.1,
@@ -267,7 +270,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         server.schedules.set(stored.model.digest, &stored.model.settings.schedule);
     }
     server.publish().await?;
-    frontend.worker_up(WORKER, Arc::new(LocalLink(agent.clone())));
+    frontend.worker_up(WORKER, Arc::new(LocalLink::new(agent.clone(), server.kv.is_some())));
     facts::follow(Listeners {
         worker: WORKER,
         worker_type: plan.worker_type.clone(),
@@ -318,7 +321,7 @@ async fn start_worker(
     repository: &Repository,
     root: &Path,
     origin: Instant,
-    artifacts: &Arc<StoredArtifacts>,
+    (artifacts, kv): (&Arc<StoredArtifacts>, Option<KvHandle>),
 ) -> Result<AgentHandle> {
     if let Some(directory) = &plan.record {
         let created = std::fs::create_dir_all(directory);
@@ -345,6 +348,7 @@ async fn start_worker(
         spare: true,
         record: plan.record.as_ref().map(|directory| directory.join("worker.jsonl")),
         artifacts: artifacts.clone(),
+        kv,
         clock: warmset_worker::Clock::since(origin, plan.clock_speed),
     };
     Ok(Agent::start(config, models)?)

@@ -75,6 +75,8 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn workers(&self) -> AdminFuture<'_>;
     /// `GET /admin/v1/ledger`: every byte, per tier and entry.
     fn ledger(&self) -> AdminFuture<'_>;
+    /// `GET /admin/v1/kv`: what is kept of prompts, and whether it pays.
+    fn kv(&self) -> AdminFuture<'_>;
     /// `POST /admin/v1/drain`: accept nothing new, finish what runs, unload everything.
     fn drain(&self) -> AdminFuture<'_>;
     /// `POST /admin/v1/reload`: read the configuration again and change what has changed.

@@ -167,6 +167,10 @@ pub(crate) async fn ledger(State(state): State<AdminState>) -> Answer {
     answer(state.backend.ledger()).await
 }
 
+pub(crate) async fn kv(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.kv()).await
+}
+
 pub(crate) async fn drain(State(state): State<AdminState>) -> Answer {
     answer(state.backend.drain()).await
 }

@@ -145,6 +145,7 @@ fn administered() -> Value {
             "listen": text(), "data": text(), "workers": objects(&keys(&worker), worker.clone()),
         })),
         "Ledger": object(&["memory", "entries"], json!({ "memory": worker["memory"], "entries": objects(&keys(&entry), entry.clone()) })),
+        "Kv": object(&["enabled"], json!({ "enabled": flag() })),
         "Draining": object(&["draining"], json!({ "draining": flag() })),
         "Reloaded": object(&["added", "changed", "reloading", "removed", "failed", "needs_restart"], json!({
             "added": texts(), "changed": texts(), "reloading": texts(), "removed": texts(), "needs_restart": texts(),

@@ -68,6 +68,10 @@ impl AdminBackend for Program {
     fn ledger(&self) -> AdminFuture<'_> {
         self.call("ledger".into())
     }
+
+    fn kv(&self) -> AdminFuture<'_> {
+        self.call("kv".into())
+    }
     fn drain(&self) -> AdminFuture<'_> {
         self.call("drain".into())
     }
@@ -131,6 +135,7 @@ async fn every_route_reaches_its_call() {
         ("GET", model_path(&name, "logs") + "?lines=99999999", "", "logs org/model:7b 10000"),
         ("GET", "/admin/v1/workers".to_owned(), "", "workers"),
         ("GET", "/admin/v1/ledger".to_owned(), "", "ledger"),
+        ("GET", "/admin/v1/kv".to_owned(), "", "kv"),
         ("POST", "/admin/v1/drain".to_owned(), "", "drain"),
     ] {
         let response = admin.ask(method, &path, body).await;

@@ -59,6 +59,8 @@ pub(crate) enum Command {
     /// List, show and cancel files of requests that are answered later
     #[command(subcommand)]
     Batches(BatchesCommand),
+    /// Show what is kept of prompts, and whether it pays
+    Kv,
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
     /// Watch memory, models, queues and events of a running server

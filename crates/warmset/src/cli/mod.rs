@@ -6,6 +6,7 @@ mod batches;
 mod doctor;
 mod import;
 mod jobs;
+mod kv;
 mod latency;
 mod listing;
 mod model;
@@ -80,6 +81,10 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Batches(command) => {
             start_log("error");
             done(runtime()?.block_on(batches::run(command, &global, output)))
+        }
+        Command::Kv => {
+            start_log("error");
+            done(runtime()?.block_on(kv::run(&global, output)))
         }
         Command::Run(arguments) => {
             start_log("error");

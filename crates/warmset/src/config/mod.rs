@@ -1,5 +1,6 @@
 //! The configuration file: TOML, every key checked, every problem reported with its line.
 
+mod kv;
 mod reader;
 mod replica;
 mod runtime;
@@ -7,6 +8,7 @@ mod runtime;
 mod tests;
 pub(crate) mod units;
 
+pub(crate) use kv::KvOptions;
 pub(crate) use reader::ConfigError;
 pub(crate) use runtime::parse_name as parse_runtime;
 pub(crate) use warmset_engine::protocol::PARALLEL_MAX;
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) gateway: GatewayOptions,
     pub(crate) worker: WorkerOptions,
     pub(crate) residency: ResidencyOptions,
+    pub(crate) kv: KvOptions,
     pub(crate) sources: warmset_source::Settings,
     pub(crate) devices: Vec<DeviceOptions>,
     pub(crate) runtimes: Vec<Runtime>,
@@ -125,6 +128,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
     let gateway = root.take_table(&mut reader, "gateway");
     let worker = root.take_table(&mut reader, "worker");
     let residency = root.take_table(&mut reader, "residency");
+    let kv = root.take_table(&mut reader, "kv");
     let sources = root.take_table(&mut reader, "sources");
     let devices = root.take_tables(&mut reader, "device", DEVICES_MAX);
     let runtimes = root.take_tables(&mut reader, "runtime", runtime::RUNTIMES_MAX);
@@ -143,6 +147,7 @@ fn parse(text: &str) -> Result<Config, Vec<Problem>> {
         gateway,
         worker,
         residency: read_residency(&mut reader, residency),
+        kv: kv::read_kv(&mut reader, kv),
         sources: read_sources(&mut reader, sources),
         devices: devices.into_iter().filter_map(|section| read_device(&mut reader, section)).collect(),
         models: read_models(&mut reader, models, pools.as_deref(), &known),

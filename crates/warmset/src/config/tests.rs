@@ -89,6 +89,24 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn what_is_kept_of_prompts_is_read() {
+    let text = "[kv]\nhost = \"1GiB\"\ndisk = 0\ndir = \"/kv\"\nblock_tokens = 64\nencrypt = true\nretention = \"1h\"\ndisk_free = 5\ndisk_writes_per_day = 7\n";
+    let expected = KvOptions {
+        host: Some(1 << 30),
+        disk: Some(0),
+        dir: Some("/kv".into()),
+        encrypt: Some(true),
+        retention: Some(Duration::from_secs(3600)),
+        disk_writes_per_day: Some(7),
+        disk_free: Some(5),
+    };
+    assert_eq!(parse(text).unwrap().kv, expected);
+    let found = problems("[kv]\nblock_tokens = 16\nretention = 0\n");
+    assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3], "{found:?}");
+    assert!(found[0].1.contains("blocks have 64 tokens"), "{found:?}");
+}
+
+#[test]
 fn an_empty_file_says_nothing() {
     assert_eq!(parse(""), Ok(Config::default()));
 }
@@ -96,7 +114,7 @@ fn an_empty_file_says_nothing() {
 #[test]
 fn all_problems_are_reported_with_their_lines() {
     let found = problems(
-        "[gateway]\nlisten = \"nowhere\"\nlistne = 1\n\n[worker]\nmemory = \"lots\"\ncores = 0\n\n[kv]\nhost = 1\n\n[[model]]\nsource = \"/a\"\npin = \"yes\"\n",
+        "[gateway]\nlisten = \"nowhere\"\nlistne = 1\n\n[worker]\nmemory = \"lots\"\ncores = 0\n\n[onnx]\nhost = 1\n\n[[model]]\nsource = \"/a\"\npin = \"yes\"\n",
     );
     let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
     assert_eq!(lines, [2, 3, 6, 7, 9, 12, 14], "{found:?}");
@@ -105,7 +123,7 @@ fn all_problems_are_reported_with_their_lines() {
     assert!(texts[1].contains("unknown key gateway.listne: did you mean listen?"), "{texts:?}");
     assert!(texts[2].contains("lots"), "{texts:?}");
     assert!(texts[3].contains("worker.cores: must be between 1"), "{texts:?}");
-    assert!(texts[4].contains("unknown key kv: known here: gateway, worker"), "{texts:?}");
+    assert!(texts[4].contains("unknown key onnx: known here: gateway, worker"), "{texts:?}");
     assert!(texts[5].contains("name is missing"), "{texts:?}");
     assert!(texts[6].contains("model.pin: must be true or false, not string"), "{texts:?}");
 }

@@ -1,0 +1,91 @@
+//! The KV tier of a server: its limits from the configuration, and what it shows of itself.
+
+use crate::{admin_backend::Server, config::KvOptions};
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+use std::path::Path;
+use warmset_core::{Bytes, kv::TierSettings, memory::HOST, worker};
+use warmset_store::segments::Options;
+use warmset_worker::{Clock, DiskConfig, KvConfig, KvHandle};
+
+/// The share of the memory, and of the file system, that KV may have unless told otherwise.
+const DEFAULT_SHARE: u64 = 10;
+/// States on their way out of engines at once: each takes the memory of a whole sequence meanwhile.
+const SAVES_MAX: u32 = 1;
+const SAVES_WAITING_MAX: u32 = 256;
+/// The share of the host's KV that may be on its way to disk.
+const DISK_QUEUE_SHARE: u64 = 4;
+/// The share of the disk's KV that is kept free for what is given up and not gone yet.
+const DISK_SLACK_SHARE: u64 = 16;
+
+/// Starts the tier as the configuration says; none if it may have no memory.
+pub(crate) fn start(
+    options: &KvOptions,
+    settings: &worker::Settings,
+    data: &Path,
+    clock: Clock,
+) -> Result<Option<KvHandle>> {
+    let host_bytes_max = options.host.unwrap_or(settings.capacity.get(HOST) / DEFAULT_SHARE);
+    if host_bytes_max == 0 {
+        return Ok(None);
+    }
+    let disk = disk(options, data, host_bytes_max)?;
+    let disk_bytes_max = disk.as_ref().map_or(0, |disk| disk.options.bytes_max);
+    let settings = TierSettings {
+        host_bytes_max,
+        disk_bytes_max,
+        disk_slack_bytes: disk_bytes_max / DISK_SLACK_SHARE,
+        disk_write_bytes_per_day: options.disk_writes_per_day.unwrap_or(disk_bytes_max),
+        disk_queue_bytes_max: host_bytes_max / DISK_QUEUE_SHARE,
+        saves_max: SAVES_MAX,
+        saves_waiting_max: SAVES_WAITING_MAX,
+    };
+    Ok(Some(KvHandle::start(KvConfig { settings, disk }, clock)?))
+}
+
+/// Where blocks lie on disk; none if they may take nothing there.
+fn disk(options: &KvOptions, data: &Path, host_bytes_max: Bytes) -> Result<Option<DiskConfig>> {
+    let directory = options.dir.clone().unwrap_or_else(|| data.join("kv"));
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot use {} for KV: give another [kv] dir", directory.display()))?;
+    let bytes_max = match options.disk {
+        Some(bytes) => bytes,
+        None => {
+            let system = rustix::fs::statvfs(&directory)
+                .with_context(|| format!("cannot tell how large the disk of {} is", directory.display()))?;
+            system.f_blocks.saturating_mul(system.f_frsize) / DEFAULT_SHARE
+        }
+    };
+    if bytes_max == 0 {
+        return Ok(None);
+    }
+    let default = Options::default();
+    Ok(Some(DiskConfig {
+        directory,
+        options: Options {
+            bytes_max,
+            free_bytes_min: options.disk_free.unwrap_or(default.free_bytes_min),
+            encrypt: options.encrypt.unwrap_or(false),
+            queue_bytes_max: host_bytes_max / DISK_QUEUE_SHARE,
+            ..default
+        },
+        retention: options.retention,
+    }))
+}
+
+/// What `GET /admin/v1/kv` answers.
+pub(crate) async fn document(server: &Server) -> Result<Value> {
+    let Some(kv) = &server.kv else { return Ok(json!({ "enabled": false })) };
+    let view = kv.view().await.ok_or_else(|| anyhow!("the KV tier has ended"))?;
+    let mut document = serde_json::to_value(&view).context("the tier's view is JSON")?;
+    document["enabled"] = json!(true);
+    for model in document["models"].as_array_mut().into_iter().flatten() {
+        let digest = serde_json::from_value(model["model"].take()).ok();
+        model["name"] = json!(digest.as_ref().and_then(|digest| server.frontend.directory().name_of(digest)));
+        model["digest"] = json!(digest);
+        if let Some(fields) = model.as_object_mut() {
+            fields.remove("model");
+        }
+    }
+    Ok(document)
+}

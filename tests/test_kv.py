@@ -1,0 +1,285 @@
+"""Prefixes that outlive the request they were computed for: in the engine, in host memory, on disk."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+
+import pytest
+import warmset
+
+BLOCK_TOKENS = 64
+NAME = "m"
+
+
+def model(models, **settings):
+    return {"name": NAME, "source": str(models["q4_1"]), "context_tokens": 2048, "parallel": 2, **settings}
+
+
+def prompt(seed, tokens):
+    """Token numbers that mean nothing: what matters is that they are the same again."""
+    draw = random.Random(seed)
+    return [draw.randrange(1000, 40000) for _ in range(tokens)]
+
+
+def ask(server, tokens, max_tokens=24, name=NAME):
+    status, headers, body = server.complete(name, tokens, max_tokens, temperature=0, ignore_eos=True)
+    assert status == 200, body
+    usage = body["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+    return body["choices"][0]["text"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def kv(server):
+    return server.admin_json("/admin/v1/kv")
+
+
+def model_view(server, name=NAME):
+    return next(view for view in kv(server)["models"] if view["name"] == name)
+
+
+def wait_for_blocks(server, blocks, tier="host", name=NAME):
+    """Saving comes after the answer."""
+    def enough():
+        views = [view for view in kv(server)["models"] if view["name"] == name]
+        return views and views[0][f"{tier}_blocks"] >= blocks
+    warmset.wait_for(enough, lambda: f"{blocks} blocks are in {tier}: {kv(server)}")
+
+
+def engine_of(server, name=NAME):
+    return next(engine["pid"] for engine in server.admin_json("/admin/v1/workers")["workers"][0]["engines"] if engine["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def expected(module_pool, models):
+    """What the same prompts give where nothing is kept."""
+    server = module_pool(models=[model(models)], kv={"host": 0})
+    answers = {}
+
+    def answer(tokens, max_tokens=24):
+        key = (tuple(tokens), max_tokens)
+        if key not in answers:
+            text, cached = ask(server, tokens, max_tokens)
+            assert cached == 0
+            answers[key] = text
+        return answers[key]
+
+    assert kv(server) == {"enabled": False}
+    return answer
+
+
+# A whole number of blocks, the last of which is computed again: as long a piece as llama.cpp's attention wants it. Then
+# computing in other pieces gives the same bits, and only a wrong block could give another text.
+TOKENS = 5 * BLOCK_TOKENS
+BLOCKS = 4
+
+
+def test_the_same_prompt_again_computes_only_its_tail(pool, models, expected):
+    server = pool(models=[model(models)])
+    tokens = prompt(1, TOKENS)
+    assert ask(server, tokens) == (expected(tokens), 0)
+    text, cached = ask(server, tokens)
+    assert (text, cached) == (expected(tokens), BLOCKS * BLOCK_TOKENS)
+    assert model_view(server)["hit_tokens"]["device"] == cached
+    assert server.metric("warmset_kv_hit_tokens_total", model=NAME, tier="device") == cached
+    assert server.metric("warmset_tokens_total", model=NAME, tenant="anonymous", kind="cached") == cached
+
+
+@pytest.mark.parametrize("loss", ["unloaded", "killed"])
+def test_prefixes_outlive_the_engine(pool, models, expected, loss):
+    server = pool(models=[model(models)])
+    tokens = prompt(2, TOKENS)
+    assert ask(server, tokens) == (expected(tokens), 0)
+    wait_for_blocks(server, BLOCKS)
+    if loss == "unloaded":
+        server.cli("model", "unload", NAME)
+    else:
+        pid = engine_of(server)
+        os.kill(pid, signal.SIGKILL)
+        warmset.wait_for(lambda: not warmset.alive(pid), "the engine is gone")
+    text, cached = ask(server, tokens)
+    assert (text, cached) == (expected(tokens), BLOCKS * BLOCK_TOKENS)
+    view = model_view(server)
+    assert view["hit_tokens"] == {"device": 0, "host": cached, "disk": 0} and view["reloaded"] == 1
+    assert kv(server)["rejected"] == {}
+
+
+def test_a_shared_beginning_is_used_and_what_follows_is_not(pool, models, expected):
+    server = pool(models=[model(models)])
+    shared = prompt(3, 3 * BLOCK_TOKENS)
+    prompts = [shared + prompt(seed, 2 * BLOCK_TOKENS) for seed in (4, 5, 6)]
+    assert ask(server, prompts[0]) == (expected(prompts[0]), 0)
+    for tokens in prompts[1:]:
+        assert ask(server, tokens) == (expected(tokens), 3 * BLOCK_TOKENS)
+    wait_for_blocks(server, 3 + 3 * 1)
+    server.cli("model", "unload", NAME)
+    for tokens in prompts:
+        text, cached = ask(server, tokens)
+        assert text == expected(tokens) and cached in (3 * BLOCK_TOKENS, 4 * BLOCK_TOKENS)
+    traffic = model_view(server)["traffic"]
+    assert traffic["system_tokens"] >= 3 * BLOCK_TOKENS and traffic["session_tokens"] > 0
+
+
+def test_other_weights_under_the_same_name_find_nothing(pool, models):
+    server = pool(models=[model(models)])
+    tokens = prompt(7, TOKENS)
+    ask(server, tokens)
+    wait_for_blocks(server, BLOCKS)
+    candidate = server.cli_json("model", "add", NAME, str(models["q4_0"]))["candidate"]
+    server.cli("model", "promote", NAME, candidate)
+    _, cached = ask(server, tokens)
+    assert cached == 0
+    _, cached = ask(server, tokens)
+    assert cached == BLOCKS * BLOCK_TOKENS
+
+
+def test_a_full_tier_takes_in_what_is_new_and_stays_within_its_limit(pool, models, expected):
+    limit = 20 << 20
+    server = pool(models=[model(models)], kv={"host": limit})
+    prompts = [prompt(seed, TOKENS) for seed in range(20, 25)]
+    for tokens in prompts:
+        assert ask(server, tokens, 2)[1] == 0
+        assert kv(server)["host_bytes"] <= limit
+    warmset.wait_for(lambda: model_view(server)["evicted_blocks"] > 0, "old blocks leave")
+    server.cli("model", "unload", NAME)
+    text, cached = ask(server, prompts[-1])
+    assert text == expected(prompts[-1]) and cached > 0
+    held = sum(os.stat(f"/proc/{server.pid}/fd/{fd}").st_blocks * 512 for fd in os.listdir(f"/proc/{server.pid}/fd")
+               if "warmset-kv-arena" in os.readlink(f"/proc/{server.pid}/fd/{fd}") and os.stat(f"/proc/{server.pid}/fd/{fd}").st_mode & 0o777)
+    assert held <= 2 * limit  # one descriptor for the server, one for its engines
+
+
+def test_many_conversations_at_once_restore_what_was_saved(pool, models, expected):
+    """Loads race stores: every answer is that of a server that keeps nothing, or nearly: see the comment on kernels."""
+    server = pool(models=[model(models, parallel=4)])
+    prompts = [prompt(seed, 3 * BLOCK_TOKENS) for seed in range(30, 42)]
+    failures = []
+
+    def talk(tokens):
+        try:
+            for _ in range(3):
+                ask(server, tokens, 4)
+        except AssertionError as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=talk, args=(tokens,)) for tokens in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    view = kv(server)
+    assert view["rejected"] == {} and view["saves_lost"] <= len(prompts)
+
+
+def test_people_see_what_is_kept_and_whether_it_pays(pool, models):
+    server = pool(models=[model(models)])
+    tokens = prompt(50, TOKENS)
+    ask(server, tokens, 2)
+    wait_for_blocks(server, BLOCKS)
+    server.cli("model", "unload", NAME)
+    ask(server, tokens, 2)
+    text = server.cli("kv").stdout
+    assert "in host memory" in text and "pays" in text, text
+    document = server.cli_json("kv")
+    assert document["models"][0]["verdict"] == "pays"
+    assert document["host_bytes"] == document["models"][0]["host_blocks"] * (document["models"][0]["block_bytes"] + 4096)
+
+
+def disk_server(pool, models, directory, **settings):
+    return pool(models=[model(models)], kv={"dir": str(directory), "disk": 256 << 20, "disk_free": 0, **settings})
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_prefixes_outlive_the_server(pool, models, expected, tmp_path, end):
+    server = disk_server(pool, models, tmp_path / "kv")
+    tokens = prompt(60, TOKENS)
+    assert ask(server, tokens) == (expected(tokens), 0)
+    wait_for_blocks(server, BLOCKS, "disk")
+    if end == "stopped":
+        assert server.stop() == 0
+    else:
+        server.kill()
+    server.start()
+    wait_for_blocks_on_disk_by_digest(server)
+    text, cached = ask(server, tokens)
+    assert (text, cached) == (expected(tokens), BLOCKS * BLOCK_TOKENS)
+    assert model_view(server)["hit_tokens"] == {"device": 0, "host": 0, "disk": cached}
+    assert kv(server)["rejected"] == {}
+
+
+def wait_for_blocks_on_disk_by_digest(server):
+    """Before a model is loaded nobody knows which name its blocks belong to."""
+    warmset.wait_for(lambda: sum(view["disk_blocks"] for view in kv(server)["models"]) >= BLOCKS, lambda: kv(server))
+
+
+def test_flipped_bits_on_disk_are_computed_around_and_counted(pool, models, expected, tmp_path):
+    place = tmp_path / "kv"
+    server = disk_server(pool, models, place)
+    tokens = prompt(61, TOKENS)
+    ask(server, tokens)
+    wait_for_blocks(server, BLOCKS, "disk")
+    server.kill()
+    for path in place.iterdir():
+        if path.stat().st_size > 1 << 20:
+            flip_payloads(path)
+    server.start()
+    text, cached = ask(server, tokens)
+    assert text == expected(tokens) and cached == 0
+    # Computed again, it is kept again.
+    wait_for_blocks(server, BLOCKS)
+    server.cli("model", "unload", NAME)
+    text, cached = ask(server, tokens)
+    assert (text, cached) == (expected(tokens), BLOCKS * BLOCK_TOKENS)
+
+
+def flip_payloads(path):
+    """Changes one bit in each half mebibyte: every block, and no page of a header but by chance."""
+    with open(path, "r+b") as file:
+        for at in range((256 << 10) + 77, path.stat().st_size, 512 << 10):
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 4]))
+
+
+def test_prompts_are_not_readable_on_an_encrypted_disk(pool, models, tmp_path):
+    secret = "The password of the vault is swordfish, and nobody may know. " * 12
+    for encrypt in (False, True):
+        place = tmp_path / f"kv-{encrypt}"
+        server = pool(models=[model(models)], kv={"dir": str(place), "disk": 256 << 20, "disk_free": 0, "encrypt": encrypt})
+        server.complete(NAME, secret, 2, temperature=0)
+        wait_for_blocks(server, 2, "disk")
+        content = b"".join(path.read_bytes() for path in place.iterdir() if path.is_file())
+        # A header names the engine's format: where it can be read, so can the tokens in it.
+        assert (b"warmKV1" in content) is not encrypt
+        server.stop()
+
+
+def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"file systems cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        filler = place / "filler"
+        server = disk_server(pool, models, place / "kv")
+        with open(filler, "wb") as file:
+            file.write(bytes(11 << 20))
+        tokens = prompt(62, TOKENS)
+        assert ask(server, tokens)[0] == expected(tokens)
+        warmset.wait_for(lambda: kv(server)["disk_writes_failed"] > 0, lambda: kv(server))
+        assert model_view(server)["disk_blocks"] == 0
+        filler.unlink()
+        again = prompt(63, TOKENS)
+
+        def written():
+            ask(server, again, 1)
+            ask(server, prompt(random.randrange(1 << 30), 2 * BLOCK_TOKENS + 1), 1)
+            return kv(server)["disk_written_bytes"] > 0
+        warmset.wait_for(written, lambda: kv(server))
+    finally:
+        server.stop()
+        subprocess.run(["umount", "--lazy", place], check=True)
