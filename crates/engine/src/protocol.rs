@@ -240,7 +240,7 @@ pub struct SaveWanted {
     pub keys: Vec<BlockKey>,
     /// Their tokens.
     pub tokens: Vec<u32>,
-    /// Cells of the sequence's whole state.
+    /// Cells of the state that is written, also if the sequence has grown by then.
     pub cells: u32,
 }
 

@@ -15,4 +15,5 @@ pub(crate) mod tier;
 pub use compose::{Piece, Template};
 pub use memory::{KvMemory, Scratch};
 pub(crate) use saves::Write;
+pub(crate) use state::truncate;
 pub use state::{InvalidState, State, check_layout};

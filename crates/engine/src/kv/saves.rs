@@ -12,6 +12,8 @@ struct Wanted {
     sequence: usize,
     /// The sequence must hold this many tokens still.
     tokens: usize,
+    /// Cells that its state is to have.
+    cells: u32,
     lost: bool,
 }
 
@@ -21,6 +23,8 @@ pub(crate) struct Write {
     pub(crate) save: u64,
     /// None if it lost what was to be saved.
     pub(crate) sequence: Option<usize>,
+    /// Cells that its state is to have; the sequence may have grown.
+    pub(crate) cells: u32,
 }
 
 /// All saves of an engine.
@@ -36,12 +40,12 @@ pub(crate) struct Saves {
 
 impl Saves {
     /// Numbers a new one; none if too many wait.
-    pub(crate) fn want(&mut self, sequence: usize, tokens: usize) -> Option<u64> {
+    pub(crate) fn want(&mut self, sequence: usize, tokens: usize, cells: u32) -> Option<u64> {
         if self.wanted.len() >= WANTED_MAX {
             return None;
         }
         self.asked += 1;
-        self.wanted.insert(self.asked, Wanted { sequence, tokens, lost: false });
+        self.wanted.insert(self.asked, Wanted { sequence, tokens, cells, lost: false });
         Some(self.asked)
     }
 
@@ -82,7 +86,7 @@ impl Saves {
         }
         let save = *self.ready.front()?;
         let wanted = self.wanted.get(&save)?;
-        Some(Write { save, sequence: (!wanted.lost).then_some(wanted.sequence) })
+        Some(Write { save, sequence: (!wanted.lost).then_some(wanted.sequence), cells: wanted.cells })
     }
 
     /// It was written, or given up: then nothing lies in the staging area.
@@ -101,18 +105,18 @@ mod tests {
     #[test]
     fn one_after_the_other_is_written() {
         let mut saves = Saves::default();
-        let (one, other) = (saves.want(3, 128).unwrap(), saves.want(4, 64).unwrap());
+        let (one, other) = (saves.want(3, 128, 130).unwrap(), saves.want(4, 64, 64).unwrap());
         assert_eq!(saves.next(), None);
         saves.go(other);
         saves.go(one);
         saves.go(other);
-        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(4) }));
+        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(4), cells: 64 }));
         saves.written(other, 10);
         assert_eq!(saves.next(), None, "the staging area is in use");
         saves.end(one);
         assert_eq!(saves.next(), None, "by the other one");
         saves.end(other);
-        assert_eq!(saves.next(), Some(Write { save: one, sequence: Some(3) }));
+        assert_eq!(saves.next(), Some(Write { save: one, sequence: Some(3), cells: 130 }));
         saves.written(one, 0);
         saves.go(one);
         assert_eq!(saves.next(), None);
@@ -122,23 +126,23 @@ mod tests {
     #[test]
     fn what_a_sequence_lost_is_not_saved() {
         let mut saves = Saves::default();
-        let (one, other) = (saves.want(0, 128).unwrap(), saves.want(1, 128).unwrap());
+        let (one, other) = (saves.want(0, 128, 130).unwrap(), saves.want(1, 128, 130).unwrap());
         saves.cut(0, 128);
         assert!(saves.waits_for(0));
         saves.cut(0, 127);
         saves.cut(0, 500);
         assert!(!saves.waits_for(0) && saves.waits_for(1));
         saves.go(one);
-        assert_eq!(saves.next(), Some(Write { save: one, sequence: None }));
+        assert_eq!(saves.next(), Some(Write { save: one, sequence: None, cells: 130 }));
         saves.skip(one);
         saves.go(other);
-        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(1) }));
+        assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(1), cells: 130 }));
     }
 
     #[test]
     fn too_many_are_not_asked_for() {
         let mut saves = Saves::default();
-        assert!((0..WANTED_MAX).all(|_| saves.want(0, 1).is_some()));
-        assert_eq!(saves.want(0, 1), None);
+        assert!((0..WANTED_MAX).all(|_| saves.want(0, 1, 1).is_some()));
+        assert_eq!(saves.want(0, 1, 1), None);
     }
 }

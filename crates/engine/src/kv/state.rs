@@ -171,6 +171,33 @@ impl<'a> State<'a> {
     }
 }
 
+/// Cuts a state that lies in `bytes` down to its first cells, where it lies. Returns how long it is then; none if it has
+/// fewer cells, or is no state.
+pub(crate) fn truncate(layout: &StateLayout, bytes: &mut [u8], cells: u32) -> Option<usize> {
+    let state = State::parse(layout, bytes).ok()?;
+    if cells == 0 || cells > state.cells {
+        return None;
+    }
+    if cells == state.cells {
+        return Some(bytes.len());
+    }
+    let shape = layout.head_bytes as usize + CELL_BYTES * state.cells as usize - SHAPE_BYTES;
+    // Each plane's head lies right before its rows.
+    let planes = state
+        .planes()
+        .map(|(plane, row_bytes)| plane.start - PLANE_HEAD_BYTES..plane.start + row_bytes as usize * cells as usize);
+    let moves: Vec<Range<usize>> = std::iter::once(shape..shape + SHAPE_BYTES).chain(planes).collect();
+    let mut at = layout.head_bytes as usize + CELL_BYTES * cells as usize - SHAPE_BYTES;
+    for range in moves {
+        let length = range.len();
+        bytes.copy_within(range, at);
+        at += length;
+    }
+    let count_at = layout.head_bytes as usize - SHAPE_BYTES - 4;
+    bytes[count_at..count_at + 4].copy_from_slice(&cells.to_le_bytes());
+    Some(at)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -235,6 +262,17 @@ pub(super) mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_state_that_was_cut_is_the_state_of_fewer_cells(cells in 1u32..90, kept in 0u32..100, streams in 1u32..4) {
+            let layout = layout(streams, vec![8, 3, 5]);
+            let mut bytes = state(&layout, cells);
+            let length = truncate(&layout, &mut bytes, kept);
+            prop_assert_eq!(length.is_some(), kept > 0 && kept <= cells);
+            if let Some(length) = length {
+                prop_assert_eq!(&bytes[..length], &state(&layout, kept));
+            }
+        }
+
         #[test]
         fn a_damaged_head_is_refused_or_changes_nothing(at in 0usize..1000, value in any::<u8>(), cut in 0usize..40) {
             let layout = layout(2, vec![8, 4]);

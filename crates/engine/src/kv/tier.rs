@@ -81,7 +81,7 @@ impl Tier {
         if begin >= end {
             return None;
         }
-        let save = self.saves.want(sequence, end)?;
+        let save = self.saves.want(sequence, end, tokens.len() as u32)?;
         let mut keys = chain(&self.open.identity, &domain, &tokens[..end]);
         let new = keys.split_off(first_block as usize);
         Some(SaveWanted {

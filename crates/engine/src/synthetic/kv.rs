@@ -176,7 +176,7 @@ impl Kv {
             ToEngine::SaveEnd { save } => tier.saves.end(*save),
             _ => {}
         }
-        while let Some(Write { save, sequence }) = tier.saves.next() {
+        while let Some(Write { save, sequence, .. }) = tier.saves.next() {
             let held = self.held.iter().find(|(number, _)| Some(*number) == sequence);
             let bytes = held.map_or(0, |(_, held)| write(template, &held.tokens, tier.memory.staging()));
             tier.saves.written(save, bytes);

@@ -100,7 +100,7 @@ impl Tier {
         self.staging.read_exact_at(&mut blob, 0).unwrap();
         let layout = self.layout.state.clone();
         let state = State::parse(&layout, &blob).unwrap();
-        assert!(state.cells() >= wanted.cells, "the sequence has only grown");
+        assert_eq!(state.cells(), wanted.cells, "also when the sequence has grown");
         let mut parent = wanted.parent;
         for (block, key) in (wanted.first_block..).zip(&wanted.keys) {
             let payload: Vec<u8> = state.block(block).unwrap().flatten().copied().collect();

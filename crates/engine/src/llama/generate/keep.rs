@@ -9,6 +9,7 @@ use crate::{
         KvMemory, Write,
         reuse::{Held, View, choose, longest},
         tier::{EARLY_SAVE_TOKENS, Tier},
+        truncate,
     },
     port::Report,
     protocol::{FromEngine, KvGrant, KvOpen, ToEngine},
@@ -178,19 +179,19 @@ impl Generations {
 
     /// Writes what may be written into the staging area.
     pub(super) fn write_saves(&mut self, loaded: &mut Loaded, report: Report<'_>) {
-        let Some(tier) = &mut self.tier else { return };
-        while let Some(Write { save, sequence }) = tier.saves.next() {
+        let (Some(tier), Some(states)) = (&mut self.tier, &loaded.states) else { return };
+        while let Some(Write { save, sequence, cells }) = tier.saves.next() {
             let bytes = match sequence {
                 // A copy that the next batch makes.
                 Some(sequence) if loaded.context.is_unsettled(sequence as i32) => return,
                 Some(sequence) => {
-                    loaded.context.state(sequence as i32, tier.memory.staging()).unwrap_or_else(|error| {
-                        crate::child::log(&format!("a state is not saved: {error}"));
-                        0
-                    })
+                    let staging = tier.memory.staging();
+                    let written = loaded.context.state(sequence as i32, staging);
+                    written.ok().and_then(|bytes| truncate(states.layout(), &mut staging[..bytes], cells))
                 }
-                None => 0,
-            } as u64;
+                None => None,
+            };
+            let bytes = bytes.unwrap_or(0) as u64;
             tier.saves.written(save, bytes);
             report(FromEngine::Saved { save, bytes });
         }
