@@ -14,6 +14,7 @@ mod fallback;
 pub mod frontend;
 pub mod jobs;
 mod kv_metrics;
+pub mod lanes;
 pub mod latency;
 pub mod link;
 pub mod metrics;

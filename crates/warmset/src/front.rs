@@ -13,6 +13,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use warmset_engine::start_pages;
 use warmset_gateway::{
+    lanes::{Lane, Lanes},
     openai::ApiConfig,
     proxy::{Proxy, ProxyConfig, ReadReplicas, ReplicaConfig},
     server::{self, ServerConfig},
@@ -42,15 +43,17 @@ pub(crate) async fn run(arguments: GatewayArguments, output: Output) -> Result<(
     let drain_timeout = config.gateway.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
     let (stop, stopped) = watch::channel(false);
     let limits = ServerConfig { drain_timeout, connections_max, ..ServerConfig::default() };
-    let serve = |listener, routes, limits| {
+    let serve = |listener, lanes, limits| {
         let mut stopped = stopped.clone();
-        tokio::spawn(server::serve(listener, routes, limits, async move {
+        tokio::spawn(server::serve_on(listener, lanes, limits, async move {
             // A sender that is gone means the same.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }))
     };
-    let callers = serve(listener, proxy.inference_routes(), limits.clone());
-    let admin = serve(admin_listener, proxy.admin_routes(), ServerConfig { drain_timeout: Duration::ZERO, ..limits });
+    let lanes = Lanes::start().context("cannot start threads")?;
+    let callers = serve(listener, lanes.serve(|| proxy.inference_routes()), limits.clone());
+    let admin_lanes = vec![Lane::here(proxy.admin_routes())];
+    let admin = serve(admin_listener, admin_lanes, ServerConfig { drain_timeout: Duration::ZERO, ..limits });
     let document = json!({
         "listen": listen.to_string(), "admin_listen": admin_listen.to_string(), "version": env!("CARGO_PKG_VERSION"),
     });

@@ -1,7 +1,7 @@
 //! A request on its way to a replica: read, decided, sent, and once more elsewhere if that can help.
 
 use super::{
-    Proxy,
+    Proxy, Shared,
     dialect::Dialect,
     log::outcome_name,
     prompt::{self, Prompt, hash_of, key_of},
@@ -84,7 +84,7 @@ const HOP_BY_HOP: [&str; 8] = [
     "upgrade",
 ];
 
-pub(super) fn routes(proxy: Arc<Proxy>) -> Routes {
+pub(super) fn routes(shared: Shared) -> Routes {
     let mut routes = Routes::new()
         .route("/health/live", get(async || axum::Json(json!({"status": "live"}))))
         .route("/health/ready", get(ready))
@@ -96,10 +96,11 @@ pub(super) fn routes(proxy: Arc<Proxy>) -> Routes {
     routes
         .fallback(async |request: Request| ApiError::no_such_route(request.uri().path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .with_state(proxy)
+        .with_state(Arc::new(shared))
 }
 
-async fn ready(State(proxy): State<Arc<Proxy>>) -> Response {
+async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    let proxy = &shared.proxy;
     let asked = proxy.endpoints().all().any(|endpoint| endpoint.heard().healthy);
     match (proxy.is_draining(), asked) {
         (true, _) => ApiError::draining().into_response(),
@@ -108,7 +109,8 @@ async fn ready(State(proxy): State<Arc<Proxy>>) -> Response {
     }
 }
 
-async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
+async fn models(State(shared): State<Arc<Shared>>) -> Response {
+    let proxy = &shared.proxy;
     let mut names = std::collections::BTreeSet::new();
     for endpoint in proxy.endpoints().all() {
         names.extend(endpoint.models());
@@ -117,8 +119,8 @@ async fn models(State(proxy): State<Arc<Proxy>>) -> Response {
     axum::Json(json!({"object": "list", "data": models})).into_response()
 }
 
-async fn model(State(proxy): State<Arc<Proxy>>, Path(name): Path<String>) -> Response {
-    if is_known(&proxy, &name) {
+async fn model(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
+    if is_known(&shared.proxy, &name) {
         axum::Json(model_document(&name)).into_response()
     } else {
         ApiError::model_not_found(&name).into_response()
@@ -139,12 +141,13 @@ struct Call {
     deadline: Instant,
 }
 
-async fn forward(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+async fn forward(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let proxy = &shared.proxy;
     let name = proxy.next_call_name();
     let dialect = Dialect::of(request.uri().path());
-    let answered = match read(&proxy, name.clone(), request).await {
-        Ok(call) => answer(&proxy, &call).await.inspect_err(|error| {
-            let model = known_model(&proxy, &call.prompt.model);
+    let answered = match read(proxy, name.clone(), request).await {
+        Ok(call) => answer(&shared, &call).await.inspect_err(|error| {
+            let model = known_model(proxy, &call.prompt.model);
             proxy.metrics.refused(&model, error.outcome());
         }),
         Err(error) => Err(error),
@@ -182,22 +185,23 @@ enum Tried {
     Again(ReplicaId, Result<Response, ApiError>),
 }
 
-async fn answer(proxy: &Arc<Proxy>, call: &Call) -> Result<Response, ApiError> {
-    match attempt(proxy, call, None).await? {
+async fn answer(shared: &Shared, call: &Call) -> Result<Response, ApiError> {
+    match attempt(shared, call, None).await? {
         Tried::Answered(response) => Ok(response),
-        Tried::Again(failed, first) => match attempt(proxy, call, Some(failed)).await {
+        Tried::Again(failed, first) => match attempt(shared, call, Some(failed)).await {
             Ok(Tried::Answered(response)) => Ok(response),
             Ok(Tried::Again(_, second)) => second,
             // Nobody else can answer: what the first one said stands.
             Err(_) => first.inspect(|response| {
                 let outcome = outcome_of(response.status(), response.headers());
-                proxy.metrics.refused(&call.prompt.model, outcome_name(outcome));
+                shared.proxy.metrics.refused(&call.prompt.model, outcome_name(outcome));
             }),
         },
     }
 }
 
-async fn attempt(proxy: &Arc<Proxy>, call: &Call, failed: Option<ReplicaId>) -> Result<Tried, ApiError> {
+async fn attempt(shared: &Shared, call: &Call, failed: Option<ReplicaId>) -> Result<Tried, ApiError> {
+    let proxy = &shared.proxy;
     let (decision, endpoint) = decide(proxy, call, failed)?;
     let names = named(proxy, &decision);
     let explained = call.head.headers.contains_key(EXPLAIN).then(|| explanation(&decision, &endpoint));
@@ -205,7 +209,7 @@ async fn attempt(proxy: &Arc<Proxy>, call: &Call, failed: Option<ReplicaId>) -> 
     let model = call.prompt.model.as_str();
     let mut exchange = Exchange::new(proxy.clone(), &decision, entry, model, failed.is_some());
     let request = outgoing(call, &endpoint)?;
-    let sent = tokio::time::timeout_at(call.deadline, proxy.upstream.request(request)).await;
+    let sent = tokio::time::timeout_at(call.deadline, shared.upstream.request(request)).await;
     let error = match sent {
         Ok(Ok(response)) => return Ok(received(proxy, call, exchange, &endpoint, response, explained)),
         Ok(Err(error)) => {

@@ -40,7 +40,7 @@ use warmset_core::routing::{Router, Settings};
 
 /// How long a replica has to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections without a request that are kept to each replica, and how long.
+/// Connections without a request that each lane keeps to each replica, and how long.
 const IDLE_CONNECTIONS_MAX: usize = 256;
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -90,6 +90,8 @@ pub struct Proxy {
     /// The list as the configuration or an administrator has it.
     configured: Mutex<Vec<ReplicaConfig>>,
     reread: Option<ReadReplicas>,
+    connector: HttpsConnector<HttpConnector>,
+    /// For looks at replicas; requests have their lane's.
     upstream: Upstream,
     clock: Clock,
     log: DecisionLog,
@@ -110,6 +112,20 @@ fn trusted() -> RootCertStore {
     roots
 }
 
+/// Connections to replicas, kept for the next requests.
+fn upstream(connector: HttpsConnector<HttpConnector>) -> Upstream {
+    let mut client = Client::builder(TokioExecutor::new());
+    client.pool_timer(TokioTimer::new()).timer(TokioTimer::new());
+    client.pool_idle_timeout(IDLE_CONNECTION_TIMEOUT).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX);
+    client.build(connector)
+}
+
+/// What the requests of one lane share: a connection to a replica is driven by the lane that opened it.
+struct Shared {
+    proxy: Arc<Proxy>,
+    upstream: Upstream,
+}
+
 impl Proxy {
     /// Begins to look at the replicas; returns once each of them was looked at.
     pub async fn start(config: ProxyConfig, reread: Option<ReadReplicas>) -> io::Result<Arc<Self>> {
@@ -118,11 +134,8 @@ impl Proxy {
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let tls = ClientConfig::builder().with_root_certificates(trusted()).with_no_client_auth();
-        let https =
+        let connector =
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
-        let mut client = Client::builder(TokioExecutor::new());
-        client.pool_timer(TokioTimer::new()).timer(TokioTimer::new());
-        client.pool_idle_timeout(IDLE_CONNECTION_TIMEOUT).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX);
         let mut random = [0; 6];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let proxy = Arc::new(Self {
@@ -130,7 +143,8 @@ impl Proxy {
             endpoints: RwLock::default(),
             configured: Mutex::new(config.replicas.clone()),
             reread,
-            upstream: client.build(https),
+            upstream: upstream(connector.clone()),
+            connector,
             clock: Clock::start(),
             log: DecisionLog::default(),
             metrics: ProxyMetrics::default(),
@@ -143,9 +157,9 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// The routes of callers.
+    /// The routes of callers, with connections to replicas of their own.
     pub fn inference_routes(self: &Arc<Self>) -> Routes {
-        forward::routes(self.clone())
+        forward::routes(Shared { proxy: self.clone(), upstream: upstream(self.connector.clone()) })
     }
 
     /// The routes of administrators.

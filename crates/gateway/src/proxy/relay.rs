@@ -20,6 +20,8 @@ use warmset_core::routing::{Decision, Ended, Outcome, Ticket, Verdict};
 
 /// Pieces of a stream are written together up to about so many bytes.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
+/// A piece that comes later than this after the one before comes alone, and there is nothing to wait for.
+const ALONE_AFTER: Duration = Duration::from_millis(1);
 /// A connection to a caller asks for more before and after it writes: only then it lets others run.
 const ASKED_PER_TURN: u32 = 2;
 
@@ -158,6 +160,8 @@ pub(super) struct Relay {
     /// The stream has said that it is over.
     done: bool,
     tail: Tail,
+    /// When the last piece came.
+    last_at: Instant,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
     phase: Phase,
@@ -198,6 +202,7 @@ impl Relay {
         // Servers that send the head at once read the prompt after it: the caller's patience counts until the first piece.
         let idle = Box::pin(tokio::time::sleep_until(first_by.max(Instant::now() + idle_timeout)));
         let mut relay = Self {
+            last_at: exchange.began,
             body,
             exchange,
             outcome,
@@ -218,9 +223,10 @@ impl Relay {
         relay
     }
 
-    fn take(&mut self, data: Bytes) -> Bytes {
+    fn take(&mut self, data: Bytes, now: Instant) -> Bytes {
         self.exchange.first_output();
-        self.idle.as_mut().reset(Instant::now() + self.idle_timeout);
+        self.last_at = now;
+        self.idle.as_mut().reset(now + self.idle_timeout);
         self.tail.push(&data);
         if self.shape.is_stream {
             self.pieces += pieces_in(&data);
@@ -280,9 +286,10 @@ impl Relay {
 
     /// What of a piece is to be passed on now.
     fn pass(&mut self, data: Bytes) -> Option<Bytes> {
+        let now = Instant::now();
         // The first of a stream is what its caller waits for.
-        let is_first = !self.exchange.output_started;
-        let mut out = self.take(data);
+        let is_first = !self.exchange.output_started || now.duration_since(self.last_at) > ALONE_AFTER;
+        let mut out = self.take(data, now);
         // Nobody asks for more of an answer whose length is known.
         if self.body.is_end_stream()
             && let Some(rest) = self.finish()

@@ -3,6 +3,7 @@
 mod gate;
 mod head;
 
+use crate::lanes::Lane;
 use axum::{Router, body::Body, extract::Request};
 use bytes::Bytes;
 use gate::{Gate, Status, Verdict};
@@ -111,6 +112,16 @@ pub async fn serve(
     config: ServerConfig,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
+    serve_on(listener, vec![Lane::here(router)], config, shutdown).await
+}
+
+/// The same, with connections shared out among lanes.
+pub async fn serve_on(
+    listener: TcpListener,
+    lanes: Vec<Lane>,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
     let config = Arc::new(config);
     let connections = Arc::new(Connections::default());
     let (stop, stopping) = watch::channel(false);
@@ -124,9 +135,8 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let Some((id, status)) = connections.enter(config.connections_max) else { continue };
-                    let (router, config, stopping) = (router.clone(), config.clone(), stopping.clone());
-                    let connections = connections.clone();
-                    tasks.spawn(async move {
+                    let (config, stopping, connections) = (config.clone(), stopping.clone(), connections.clone());
+                    start_on(&mut tasks, Lane::freest(&lanes, id), stream, move |stream, router| async move {
                         connection(stream, router, config, status, stopping).await;
                         connections.leave(id);
                     });
@@ -147,6 +157,35 @@ pub async fn serve(
         tracing::warn!("requests still running after the drain timeout are cut");
     }
     Ok(())
+}
+
+/// Has a connection driven by a lane.
+fn start_on<Driven: Future<Output = ()> + Send + 'static>(
+    tasks: &mut JoinSet<()>,
+    lane: Option<&Lane>,
+    stream: TcpStream,
+    drive: impl FnOnce(TcpStream, Router) -> Driven + Send + 'static,
+) {
+    let Some(lane) = lane else { return };
+    let (router, seat) = (lane.routes.clone(), lane.seat());
+    let Some(handle) = &lane.handle else {
+        let driven = drive(stream, router);
+        tasks.spawn(async move {
+            driven.await;
+            drop(seat);
+        });
+        return;
+    };
+    tasks.spawn_on(
+        async move {
+            // The lane's own runtime hears of what comes.
+            if let Ok(stream) = stream.into_std().and_then(TcpStream::from_std) {
+                drive(stream, router).await;
+            }
+            drop(seat);
+        },
+        handle,
+    );
 }
 
 fn is_of_one_connection(error: &io::Error) -> bool {

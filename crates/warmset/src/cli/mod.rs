@@ -68,7 +68,9 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Gateway(arguments) => {
             start_log("info");
-            done(runtime()?.block_on(front::run(arguments, output)))
+            // Requests have lanes of their own beside this thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            done(runtime.block_on(front::run(arguments, output)))
         }
         Command::Model(command) => {
             start_log("error");
