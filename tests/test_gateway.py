@@ -206,7 +206,7 @@ def test_a_gateway_is_small_when_nobody_asks(fleet):
     gateway = fleet.gateway("a")
     assert gateway.post(CHAT, chat())[0] == 200
     # What the start needed was given back; the program goes on without it.
-    assert warmset.resident_set_bytes(gateway.pid) < 15e6
+    assert warmset.resident_set_bytes(gateway.pid) < 18e6
     assert gateway.metric("warmset_requests_total") == 1
 
 
