@@ -150,8 +150,8 @@ def report(name, claims, **facts):
     print(text)
 
 
-def scratch():
-    return tempfile.TemporaryDirectory(prefix="warmset-bench-")
+def scratch(place=None):
+    return tempfile.TemporaryDirectory(prefix="warmset-bench-", dir=place)
 
 
 def generator():

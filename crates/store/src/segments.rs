@@ -4,6 +4,7 @@
 //! asked for before anybody sees it, and its pages go back to the disk when it is given up, so that what is kept is never
 //! written twice. One thread writes, a few read, and every answer comes through a function given with the question.
 
+mod ahead;
 mod block;
 mod buffer;
 mod error;

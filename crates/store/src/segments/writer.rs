@@ -5,6 +5,7 @@
 
 use super::{
     Inner, RETRY_AFTER_MAX,
+    ahead::{Ahead, ToSeal},
     block::{self, BlockId, PAGE_BYTES},
     buffer::{AlignedBuffer, is_aligned},
     error::{AppendError, errno_of},
@@ -12,7 +13,7 @@ use super::{
     keys::SegmentSalt,
     layer::{LayerFile, Size},
     queue::{BlockBytes, Request, Results},
-    seal, segment_name,
+    segment_name,
     table::{Clearing, Location, Range},
 };
 use rustix::io::Errno;
@@ -53,6 +54,8 @@ pub(super) struct Writer {
     inner: Arc<Inner>,
     open: Option<OpenSegment>,
     scratch: AlignedBuffer,
+    /// Only where blocks are encrypted, and a thread could be started for it.
+    ahead: Option<Ahead>,
     failures: u32,
     pause: Duration,
     paused_until: Option<Instant>,
@@ -70,7 +73,8 @@ impl Writer {
     pub(super) fn new(inner: Arc<Inner>) -> Self {
         let pause = inner.options.retry_after;
         let (open, scratch, room) = (None, AlignedBuffer::default(), Room::default());
-        Self { inner, open, scratch, failures: 0, pause, paused_until: None, room }
+        let ahead = if inner.options.encrypt { Ahead::start().ok() } else { None };
+        Self { inner, open, scratch, ahead, failures: 0, pause, paused_until: None, room }
     }
 
     pub(super) fn run(mut self) {
@@ -102,14 +106,22 @@ impl Writer {
             results.push(vec![Err(AppendError::Closed); request.blocks.len()]);
         }
         self.measure_room();
-        for (number, request) in requests.iter().enumerate() {
-            for (at, block) in request.blocks.iter().enumerate() {
-                if let Err(error) = self.write_block(block, (number, at), &mut results) {
-                    results[number][at] = Err(error);
-                }
+        let numbered = requests.iter().enumerate();
+        let blocks: Vec<(Place, &BlockBytes)> = numbered
+            .flat_map(|(number, request)| {
+                request.blocks.iter().enumerate().map(move |(at, block)| ((number, at), block))
+            })
+            .collect();
+        for (number, &(place, block)) in blocks.iter().enumerate() {
+            let next = blocks.get(number + 1).map(|(_, next)| *next);
+            if let Err(error) = self.write_block(block, next, place, &mut results) {
+                results[place.0][place.1] = Err(error);
             }
         }
         self.commit(&mut results);
+        if let Some(ahead) = &mut self.ahead {
+            ahead.settle();
+        }
         let counters = &self.inner.counters;
         for (request, results) in requests.into_iter().zip(results) {
             let written = results.iter().filter(|result| result.is_ok()).count();
@@ -131,7 +143,13 @@ impl Writer {
     }
 
     /// Appends one block; it is pending until the next [`Self::commit`].
-    fn write_block(&mut self, block: &BlockBytes, place: Place, results: &mut [Results]) -> Result<(), AppendError> {
+    fn write_block(
+        &mut self,
+        block: &BlockBytes,
+        next: Option<&BlockBytes>,
+        place: Place,
+        results: &mut [Results],
+    ) -> Result<(), AppendError> {
         let bytes = (**block).as_ref();
         let (header, _, _) = block::read(bytes)?;
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
@@ -144,7 +162,7 @@ impl Writer {
         if self.open.is_none() {
             self.open = Some(self.begin_segment().map_err(|error| self.failed(&error))?);
         }
-        match self.put(bytes, &header, place) {
+        match self.put(block, &header, next, place) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let error = self.failed(&error);
@@ -192,18 +210,29 @@ impl Writer {
     }
 
     /// Puts a block at the end of the open segment, encrypted if that is asked for.
-    fn put(&mut self, bytes: &[u8], header: &BlockHeader, place: Place) -> io::Result<()> {
+    fn put(
+        &mut self,
+        block: &BlockBytes,
+        header: &BlockHeader,
+        next: Option<&BlockBytes>,
+        place: Place,
+    ) -> io::Result<()> {
         let Some(open) = &mut self.open else { return Err(Errno::BADF.into()) };
+        let bytes = (**block).as_ref();
         let is_sealed = self.inner.options.encrypt;
         let page = open.next_page;
         let offset_bytes = u64::from(page) * PAGE_BYTES as u64;
         if is_sealed {
-            let copy = self.scratch.pages_mut(bytes.len() / PAGE_BYTES);
-            copy.copy_from_slice(bytes);
-            let key = self.inner.keys.of_domain(&header.domain.0)?;
-            let sealing = key.in_segment(&open.salt)?;
-            seal::seal(copy, header, key.id, &sealing, page)?;
-            open.file.write_all_at(copy, offset_bytes)?;
+            let scratch = &mut self.scratch;
+            let is_made = self.ahead.as_mut().is_some_and(|ahead| ahead.take(block, open.number, page, scratch));
+            if !is_made {
+                to_seal(&self.inner, open, block, header, page)?.seal(scratch)?;
+            }
+            if let (Some(ahead), Some(next)) = (&mut self.ahead, next) {
+                let next_page = page + (bytes.len() / PAGE_BYTES) as u32;
+                seal_ahead(ahead, &self.inner, open, next, next_page);
+            }
+            open.file.write_all_at(&self.scratch.as_ref()[..bytes.len()], offset_bytes)?;
         } else if is_aligned(bytes) {
             open.file.write_all_at(bytes, offset_bytes)?;
         } else {
@@ -419,6 +448,29 @@ impl Writer {
         self.inner.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         self.room.used_bytes = self.room.used_bytes.saturating_add(bytes);
         self.room.free_bytes = self.room.free_bytes.saturating_sub(bytes);
+    }
+}
+
+/// What is to be encrypted for a place in the open segment.
+fn to_seal(
+    inner: &Inner,
+    open: &OpenSegment,
+    block: &BlockBytes,
+    header: &BlockHeader,
+    page: u32,
+) -> io::Result<ToSeal> {
+    let domain_key = inner.keys.of_domain(&header.domain.0)?;
+    let key = domain_key.in_segment(&open.salt)?;
+    let (block, header) = (Arc::clone(block), header.clone());
+    Ok(ToSeal { block, header, key_id: domain_key.id, key, segment: open.number, page })
+}
+
+/// Begins to encrypt the next block for the place it will have if all goes well.
+fn seal_ahead(ahead: &mut Ahead, inner: &Inner, open: &OpenSegment, next: &BlockBytes, page: u32) {
+    if let Ok((header, _, _)) = block::read((**next).as_ref())
+        && let Ok(job) = to_seal(inner, open, next, &header, page)
+    {
+        ahead.begin(job);
     }
 }
 
