@@ -1,4 +1,4 @@
-//! Whether a replica is asked at all, and whether a request may be tried a second time.
+//! Whether a replica, or one model of it, is asked at all, and whether a request may be tried a second time.
 
 use crate::time::Instant;
 use core::time::Duration;
@@ -11,6 +11,8 @@ const WINDOW_ANSWERS_MIN: f32 = 16.0;
 const FAILURE_SHARE_MAX: f32 = 0.5;
 /// How much each new answer pushes the older ones out.
 const WINDOW_DECAY: f32 = 1.0 - 1.0 / 32.0;
+/// Fewer failures than this, old as they are, count for nothing.
+const FAILURES_FORGOTTEN: f32 = 0.05;
 /// How long it stays open the first time; each time after that twice as long.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 /// A replica that came back is asked again within this and the answer to one request.
@@ -25,7 +27,7 @@ const RETRY_TOKENS_MAX: f64 = 1000.0;
 /// A budget that was used up is back at its least after this.
 const RETRY_REFILL: Duration = Duration::from_secs(10);
 
-/// What the breaker of a replica lets through.
+/// What a breaker lets through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakerState {
     /// Everything.
@@ -39,7 +41,7 @@ pub enum BreakerState {
     HalfOpen,
 }
 
-/// One replica's breaker.
+/// The breaker of one replica, or of one model there.
 #[derive(Debug, Clone)]
 pub(super) struct Breaker {
     /// `None` while it is closed.
@@ -109,6 +111,16 @@ impl Breaker {
             self.open_until = Some(now + self.open_next);
             self.open_next = (self.open_next * 2).min(OPEN_MAX);
         }
+    }
+
+    /// Whether there is nothing worth remembering.
+    pub(super) fn is_settled(&self) -> bool {
+        self.open_until.is_none() && !self.trial && self.consecutive == 0 && self.failures < FAILURES_FORGOTTEN
+    }
+
+    /// Begins anew. A request that decides is still on its way.
+    pub(super) fn reset(&mut self) {
+        *self = Self { trial: self.trial, ..Self::new() };
     }
 
     /// A request ended without saying anything about the replica.

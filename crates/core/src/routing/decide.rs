@@ -9,7 +9,7 @@ use super::{
     groups::{Seen, score},
     mirror::Matches,
     protocol::{Ask, CANDIDATES_SHOWN, Candidate, Decision, ModelKey, Refusal, Ticket, Weights, Why},
-    replica::Replica,
+    replica::{Replica, Trials},
     router::{Open, Pool, Router, TicketPlace},
 };
 use crate::time::Instant;
@@ -290,7 +290,7 @@ impl Router {
             queue_tokens: uncached as f64,
             expected_cached_tokens,
             was_whole: true,
-            trial: false,
+            trials: Trials::default(),
         };
         let mut expected_seconds = 0.0;
         if let Some(replica) = &mut self.replicas[chosen.place] {
@@ -298,7 +298,7 @@ impl Router {
             open.replica = replica.id;
             open.was_whole = before < expected_cached_tokens as f64;
             open.queue_tokens += before;
-            open.trial = replica.breaker.sent(now);
+            open.trials = replica.sent(now, ask.model);
             expected_seconds = open.queue_tokens / replica.prefill_tokens_per_second;
             replica.in_flight += 1;
             replica.pending_tokens += open.pending_tokens;

@@ -25,6 +25,7 @@ mod plan;
 mod protocol;
 mod replica;
 mod router;
+mod standing;
 
 #[cfg(test)]
 mod properties;
@@ -35,7 +36,8 @@ pub use crate::violation::Violation;
 pub use breaker::{BreakerState, CONSECUTIVE_FAILURES_MAX};
 pub use chain::{BOUNDARIES_MAX, Boundary, PrefixBuilder, PrefixChain, Salt};
 pub use protocol::{
-    Ask, CANDIDATES_SHOWN, Candidate, Decision, Ended, ModelKey, Outcome, Refusal, ReplicaId, ReplicaSettings, Report,
-    Settings, Ticket, Usage, Verdict, Weights, Why,
+    Ask, CANDIDATES_SHOWN, Candidate, Decision, Ended, ModelKey, Outcome, Pause, Refusal, ReplicaId, ReplicaSettings,
+    Report, Settings, Ticket, Usage, Verdict, Weights, Why,
 };
 pub use router::{REPLICAS_MAX, ReplicaView, Router, Totals};
+pub use standing::RETRY_AFTER_MAX;

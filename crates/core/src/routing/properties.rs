@@ -26,6 +26,7 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
         6 => Just(Outcome::Finished),
         2 => Just(Outcome::Cancelled),
         2 => Just(Outcome::Failed),
+        2 => Just(Outcome::Lost),
         1 => prop::option::of(0..200_u64)
             .prop_map(|wait| Outcome::Busy { retry_after: wait.map(Duration::from_secs) }),
     ]
@@ -47,6 +48,8 @@ fn reports() -> impl Strategy<Value = Report> {
         (0..100_000_u64).prop_map(|tokens| Report::Capacity { tokens }),
         (0..3_u64).prop_map(Report::Instance),
         Just(Report::CacheCleared),
+        Just(Report::Restarted),
+        Just(Report::MayHaveRestarted),
         any::<bool>().prop_map(|healthy| Report::Probe { healthy }),
         any::<bool>().prop_map(Report::Draining),
         (0..TENANTS, 0..8_usize, any::<bool>()).prop_map(|(tenant, place, held)| {
@@ -94,7 +97,8 @@ impl World {
         match step {
             Step::Ask { tenant, question, streamed } => {
                 let prefix = prompt(tenant, question, 6000);
-                let decision = self.router.decide(now, &Ask { streamed, tenant, ..ask(&prefix) });
+                let model = MODELS[tenant as usize % MODELS.len()];
+                let decision = self.router.decide(now, &Ask { model, streamed, tenant, ..ask(&prefix) });
                 self.decisions.push(decision.ok().map(|decision| decision.replica));
                 self.open.extend(decision.ok().map(|decision| decision.ticket));
             }
@@ -125,7 +129,7 @@ impl World {
 }
 
 fn capped(number: u32) -> ReplicaSettings {
-    ReplicaSettings { capacity_tokens: Some(6000), ..replica(number) }
+    ReplicaSettings { models: MODELS.to_vec(), capacity_tokens: Some(6000), ..replica(number) }
 }
 
 proptest! {

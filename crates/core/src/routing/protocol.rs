@@ -217,8 +217,10 @@ pub enum Outcome {
         /// Its `retry-after`.
         retry_after: Option<Duration>,
     },
-    /// The replica failed: no connection, no answer in time, a broken stream, 500, 502, 504.
+    /// It answered that it failed (500, 502, 504): that says something of this model there, and nothing of its others.
     Failed,
+    /// It did not answer, or broke off: no connection, no answer in time, a broken stream.
+    Lost,
 }
 
 /// What a replica counted for one request.
@@ -252,6 +254,17 @@ pub enum Verdict {
     RetryElsewhere,
 }
 
+/// A model that a replica is not asked for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pause {
+    /// The model.
+    pub model: ModelKey,
+    /// Until when.
+    pub until: Instant,
+    /// It asked for that itself; if not, it failed too often.
+    pub asked: bool,
+}
+
 /// What is heard of a replica besides its answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Report {
@@ -267,6 +280,10 @@ pub enum Report {
     },
     /// Which life of the replica this is: another one has nothing of what the one before held.
     Instance(u64),
+    /// It is another life, which has nothing of what the one before held and may do well what that one failed at.
+    Restarted,
+    /// It may be another life: what it counts for the next prompt that it should hold decides.
+    MayHaveRestarted,
     /// It holds nothing any more.
     CacheCleared,
     /// Whether it holds the text up to a boundary.

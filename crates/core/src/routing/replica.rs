@@ -2,7 +2,8 @@
 
 use super::{
     breaker::Breaker,
-    protocol::{ModelKey, ReplicaId, ReplicaSettings},
+    protocol::{ModelKey, Outcome, Pause, ReplicaId, ReplicaSettings},
+    standing::Standing,
 };
 use crate::time::Instant;
 use alloc::collections::BTreeMap;
@@ -23,19 +24,26 @@ const CAPACITY_STEP: f64 = 1.02;
 const SAMPLE_TOKENS_MIN: f64 = 2048.0;
 /// What one sample of the speed counts.
 const SAMPLE_WEIGHT: f64 = 0.1;
-/// The longest time a replica's `retry-after` is believed.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 /// What a replica says of its load is old after this.
 const REPORT_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// Which breakers one request decides about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Trials {
+    pub(super) of_replica: bool,
+    pub(super) of_model: bool,
+}
 
 /// The state of one replica.
 pub(super) struct Replica {
     pub(super) id: ReplicaId,
     pub(super) settings: ReplicaSettings,
     pub(super) breaker: Breaker,
-    /// Models for which it asked to be left alone, and until when: not a failure, and no probe cuts it short. One that
-    /// is loaded or broken says nothing of the replica's others.
-    asked_until: BTreeMap<ModelKey, Instant>,
+    /// Models that failed there, or for which it asked to be left alone: one that is loaded or broken says nothing of
+    /// the replica's others. Those without trouble are not here.
+    models: BTreeMap<ModelKey, Standing>,
+    /// It may be another life than the one that was sent what it is believed to hold.
+    pub(super) in_doubt: bool,
     pub(super) draining: bool,
     pub(super) instance: Option<u64>,
     /// Requests of this router on their way.
@@ -63,7 +71,8 @@ impl Replica {
         Self {
             id,
             breaker: Breaker::new(),
-            asked_until: BTreeMap::new(),
+            models: BTreeMap::new(),
+            in_doubt: false,
             draining: false,
             instance: None,
             in_flight: 0,
@@ -86,29 +95,66 @@ impl Replica {
             (self.capacity_said, self.capacity_tokens) = (fresh.capacity_said, fresh.capacity_tokens);
         }
         self.settings = fresh.settings;
-        self.asked_until.retain(|model, _| self.settings.models.contains(model));
+        let served = &self.settings.models;
+        self.models.retain(|model, standing| served.contains(model) || standing.breaker.trial);
     }
 
     /// Whether a new request for this model may be sent there.
     pub(super) fn may_be_asked(&self, now: Instant, model: ModelKey) -> bool {
-        !self.draining && self.breaker.lets_through(now) && self.asked_until(now, model).is_none()
+        let standing = self.models.get(&model);
+        !self.draining && self.breaker.lets_through(now) && standing.is_none_or(|standing| standing.may_be_asked(now))
     }
 
-    /// It wants to be left alone with this model.
-    pub(super) fn asked_to_wait(&mut self, now: Instant, model: ModelKey, wait: Duration) {
-        if self.settings.models.contains(&model) {
-            let until = self.asked_until.entry(model).or_insert(now);
-            *until = (*until).max(now + wait.min(RETRY_AFTER_MAX));
+    /// A request for this model is sent.
+    pub(super) fn sent(&mut self, now: Instant, model: ModelKey) -> Trials {
+        let of_model = self.models.get_mut(&model).is_some_and(|standing| standing.breaker.sent(now));
+        Trials { of_replica: self.breaker.sent(now), of_model }
+    }
+
+    /// A request has ended. Whatever was answered, the replica was there to answer it; what is told of the model is
+    /// told of that one alone.
+    pub(super) fn ended(&mut self, now: Instant, model: ModelKey, trials: Trials, outcome: Outcome) {
+        match outcome {
+            Outcome::Finished | Outcome::Failed | Outcome::Busy { .. } => self.breaker.succeeded(trials.of_replica),
+            Outcome::Cancelled => self.breaker.undecided(trials.of_replica),
+            Outcome::Lost => self.breaker.failed(now, trials.of_replica),
+        }
+        let troubled =
+            matches!(outcome, Outcome::Failed | Outcome::Busy { .. }) && self.settings.models.contains(&model);
+        if troubled {
+            self.models.entry(model).or_insert_with(Standing::new);
+        }
+        if let Some(standing) = self.models.get_mut(&model) {
+            standing.ended(now, trials.of_model, outcome);
+            if standing.is_settled(now) || !self.settings.models.contains(&model) {
+                self.models.remove(&model);
+            }
         }
     }
 
-    fn asked_until(&self, now: Instant, model: ModelKey) -> Option<Instant> {
-        self.asked_until.get(&model).copied().filter(|until| now < *until)
+    /// Another life: what the one before failed at, or asked for, says nothing of it.
+    pub(super) fn restarted(&mut self) {
+        self.in_doubt = false;
+        self.models.values_mut().for_each(Standing::reset);
     }
 
     /// The earliest moment at which it may be asked for this model, if that is not now.
     pub(super) fn next_chance(&self, now: Instant, model: ModelKey) -> Option<Instant> {
-        self.breaker.open_until(now).max(self.asked_until(now, model))
+        let pause = self.models.get(&model).and_then(|standing| standing.pause(now));
+        self.breaker.open_until(now).max(pause.map(|(until, _)| until))
+    }
+
+    /// The models that it is not asked for now.
+    pub(super) fn pauses(&self, now: Instant) -> impl Iterator<Item = Pause> {
+        self.models.iter().filter_map(move |(model, standing)| {
+            let (until, asked) = standing.pause(now)?;
+            Some(Pause { model: *model, until, asked })
+        })
+    }
+
+    /// Models whose breaker has the one request on its way that decides.
+    pub(super) fn trials(&self) -> impl Iterator<Item = ModelKey> {
+        self.models.iter().filter(|(_, standing)| standing.breaker.trial).map(|(model, _)| *model)
     }
 
     /// Prompt tokens that lie before a new request.

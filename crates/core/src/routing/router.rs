@@ -6,8 +6,10 @@ use super::{
     groups::{Groups, Traffic},
     mirror::Mirror,
     plan::{Owner, Plan},
-    protocol::{Ended, ModelKey, Outcome, ReplicaId, ReplicaSettings, Report, Settings, Ticket, Usage, Verdict, Why},
-    replica::Replica,
+    protocol::{
+        Ended, ModelKey, Outcome, Pause, ReplicaId, ReplicaSettings, Report, Settings, Ticket, Usage, Verdict, Why,
+    },
+    replica::{Replica, Trials},
 };
 use crate::time::Instant;
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -65,8 +67,8 @@ pub(super) struct Open {
     pub(super) expected_cached_tokens: u64,
     /// What it was to find cached cannot have been under way: less lay before it.
     pub(super) was_whole: bool,
-    /// It decides whether its replica's breaker closes.
-    pub(super) trial: bool,
+    /// Whether it decides that its replica's breaker closes, or that of its model there.
+    pub(super) trials: Trials,
 }
 
 pub(super) struct TicketPlace {
@@ -253,15 +255,7 @@ impl Router {
         if let Some((_, replica)) = self.replica_mut(open.replica) {
             replica.in_flight -= 1;
             replica.pending_tokens -= open.pending_tokens;
-            match ended.outcome {
-                Outcome::Finished => replica.breaker.succeeded(open.trial),
-                Outcome::Cancelled => replica.breaker.undecided(open.trial),
-                Outcome::Busy { retry_after: Some(wait) } => {
-                    replica.breaker.undecided(open.trial);
-                    replica.asked_to_wait(now, open.model, wait);
-                }
-                Outcome::Busy { retry_after: None } | Outcome::Failed => replica.breaker.failed(now, open.trial),
-            }
+            replica.ended(now, open.model, open.trials, ended.outcome);
         }
         if let Some(usage) = ended.usage.filter(|_| ended.outcome == Outcome::Finished) {
             self.learn(&open, usage);
@@ -270,7 +264,7 @@ impl Router {
     }
 
     fn verdict(&mut self, now: Instant, open: &Open, ended: Ended) -> Verdict {
-        let lost = matches!(ended.outcome, Outcome::Failed | Outcome::Busy { .. });
+        let lost = matches!(ended.outcome, Outcome::Failed | Outcome::Lost | Outcome::Busy { .. });
         if !lost || ended.output_started || ended.retried {
             return Verdict::Over;
         }
@@ -302,7 +296,15 @@ impl Router {
         }
         let Some(cached) = usage.cached_tokens else { return };
         let expected = open.expected_cached_tokens;
-        let Some((_, replica)) = self.replica_mut(open.replica) else { return };
+        let Some((place, replica)) = self.replica_mut(open.replica) else { return };
+        if expected >= CACHED_TOKENS_NOTED_MIN && replica.in_doubt && open.was_whole {
+            replica.in_doubt = false;
+            if cached < expected / 2 {
+                replica.restarted();
+                self.mirror.clear(place);
+                return;
+            }
+        }
         if expected >= CACHED_TOKENS_NOTED_MIN && cached < expected / 2 {
             // What was still being computed when the request came was not lost.
             if open.was_whole {
@@ -327,14 +329,23 @@ impl Router {
                 let other = replica.instance.is_some_and(|known| known != instance);
                 replica.instance = Some(instance);
                 if other {
-                    self.mirror.clear(place);
+                    self.restarted(place);
                 }
             }
+            Report::Restarted => self.restarted(place),
+            Report::MayHaveRestarted => replica.in_doubt = true,
             Report::CacheCleared => self.mirror.clear(place),
             Report::Holds { boundary, held } => self.mirror.correct(place, boundary, held),
             Report::Probe { healthy } => replica.breaker.probed(now, healthy),
             Report::Draining(draining) => replica.draining = draining,
         }
+    }
+
+    fn restarted(&mut self, place: usize) {
+        if let Some(replica) = &mut self.replicas[place] {
+            replica.restarted();
+        }
+        self.mirror.clear(place);
     }
 
     /// Time has passed: what nobody asked for in a long while is forgotten, and its memory given back.
@@ -372,6 +383,12 @@ impl Router {
     /// Requests so far, and what is kept.
     pub fn totals(&self) -> Totals {
         Totals { remembered: self.mirror.residences(), remembered_bytes: self.mirror.used_bytes(), ..self.totals }
+    }
+
+    /// The models that a replica is not asked for now.
+    pub fn pauses(&self, now: Instant, id: ReplicaId) -> Vec<Pause> {
+        let replica = self.by_id.get(&id).and_then(|place| self.replicas[*place].as_ref());
+        replica.map_or_else(Vec::new, |replica| replica.pauses(now).collect())
     }
 
     /// One replica as it is now.

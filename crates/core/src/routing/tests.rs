@@ -58,6 +58,10 @@ pub(super) fn failed() -> Ended {
     Ended { outcome: Outcome::Failed, output_started: false, retried: false, usage: None }
 }
 
+pub(super) fn lost() -> Ended {
+    Ended { outcome: Outcome::Lost, ..failed() }
+}
+
 /// Asks and is answered at once.
 fn answer(router: &mut Router, now: Instant, prefix: &PrefixChain) -> Decision {
     let decision = router.decide(now, &ask(prefix)).unwrap();
@@ -234,7 +238,7 @@ fn an_open_breaker_gets_nothing_and_the_next_holder_serves_r13() {
     for _ in 0..CONSECUTIVE_FAILURES_MAX {
         let decision = router.decide(at(1.0), &ask(&prompt(1, 0, 16_000))).unwrap();
         assert_eq!(decision.replica, owner);
-        assert_eq!(router.ended(at(1.0), decision.ticket, failed()), Verdict::RetryElsewhere);
+        assert_eq!(router.ended(at(1.0), decision.ticket, lost()), Verdict::RetryElsewhere);
     }
     let next = answer(&mut router, at(1.1), &prompt(1, 1, 16_000));
     assert_ne!(next.replica, owner);
@@ -335,6 +339,83 @@ fn a_replica_that_cannot_serve_one_model_now_is_asked_for_its_others() {
     router.add(ReplicaId(0), both);
     assert!(router.decide(at(3.0), &ask(&prefix)).is_ok(), "a model that was taken out begins anew");
     router.check().unwrap();
+}
+
+#[test]
+fn a_model_that_fails_leaves_its_replicas_others_alone() {
+    let mut router = Router::new(Settings::default());
+    let other = ModelKey(8);
+    router.add(ReplicaId(0), ReplicaSettings { models: vec![MODEL, other], ..replica(0) });
+    let prefix = prompt(1, 0, 4000);
+    for _ in 0..CONSECUTIVE_FAILURES_MAX {
+        let decision = router.decide(at(1.0), &ask(&prefix)).unwrap();
+        router.ended(at(1.0), decision.ticket, failed());
+    }
+    let until = at(1.5);
+    assert_eq!(router.decide(at(1.1), &ask(&prefix)).unwrap_err(), Refusal::Unavailable { retry_at: Some(until) });
+    assert_eq!(router.pauses(at(1.1), ReplicaId(0)), [Pause { model: MODEL, until, asked: false }]);
+    assert_eq!(router.view(at(1.1), ReplicaId(0)).unwrap().breaker, BreakerState::Closed);
+    router.reported(at(1.1), ReplicaId(0), Report::Probe { healthy: true });
+    assert!(router.decide(at(1.1), &ask(&prefix)).is_err(), "its health says nothing of this model");
+    let for_other = Ask { model: other, ..ask(&prefix) };
+    for _ in 0..20 {
+        let decision = router.decide(at(1.1), &for_other).unwrap();
+        router.ended(at(1.1), decision.ticket, finished());
+        router.check().unwrap();
+    }
+    // One request decides, and a second one waits for what it brings.
+    let trial = router.decide(at(1.6), &ask(&prefix)).unwrap();
+    assert!(router.decide(at(1.6), &ask(&prefix)).is_err());
+    router.check().unwrap();
+    router.ended(at(1.6), trial.ticket, finished());
+    assert!(router.decide(at(1.6), &ask(&prefix)).is_ok());
+    // A replica that is not there is there for none of its models.
+    for _ in 0..CONSECUTIVE_FAILURES_MAX {
+        let decision = router.decide(at(2.0), &ask(&prefix)).unwrap();
+        router.ended(at(2.0), decision.ticket, lost());
+    }
+    assert!(router.decide(at(2.1), &for_other).is_err());
+    router.check().unwrap();
+}
+
+#[test]
+fn another_life_is_not_blamed_for_the_one_before_r14() {
+    let mut router = router(1);
+    let prefix = prompt(1, 0, 16_000);
+    for _ in 0..CONSECUTIVE_FAILURES_MAX {
+        let decision = router.decide(at(1.0), &ask(&prefix)).unwrap();
+        router.ended(at(1.0), decision.ticket, failed());
+    }
+    assert!(router.decide(at(1.1), &ask(&prefix)).is_err());
+    router.reported(at(1.1), ReplicaId(0), Report::Restarted);
+    let decision = router.decide(at(1.1), &ask(&prefix)).unwrap();
+    assert_eq!(decision.expected_cached_tokens, 0);
+    router.check().unwrap();
+}
+
+#[test]
+fn what_a_replica_counts_says_whether_it_is_another_life_r14() {
+    let counted = |cached_tokens| {
+        let usage = Usage { prompt_tokens: 4010, cached_tokens: Some(cached_tokens) };
+        Ended { usage: Some(usage), ..finished() }
+    };
+    let held_after = |cached_tokens, doubt: bool| {
+        let mut router = router(1);
+        for tenant in 0..8 {
+            answer(&mut router, at(1.0), &prompt(tenant, 0, 16_000));
+        }
+        if doubt {
+            router.reported(at(1.0), ReplicaId(0), Report::MayHaveRestarted);
+        }
+        let decision = router.decide(at(2.0), &ask(&prompt(3, 1, 16_000))).unwrap();
+        router.first_token(at(2.0), decision.ticket);
+        router.ended(at(2.0), decision.ticket, counted(cached_tokens));
+        router.check().unwrap();
+        router.view(at(2.0), ReplicaId(0)).unwrap().held_tokens
+    };
+    assert_eq!(held_after(0, true), 0);
+    assert!(held_after(3900, true) > 30_000);
+    assert!(held_after(0, false) > 20_000, "one prompt that is gone is not all of them");
 }
 
 #[test]
