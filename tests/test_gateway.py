@@ -51,7 +51,7 @@ def test_r15_credentials_of_callers_stay_and_the_replicas_own_is_set(fleet, monk
         "traceparent": "00-a-b-01", "openai-beta": "new=1", "x-session-id": "s", "user-agent": "tests",
     }
     status, found, _ = gateway.post(CHAT, chat(), headers=headers)
-    assert status == 200 and found["x-own"] == "kept" and found["warmset-worker"] == f"{replica.url}/v1"
+    assert status == 200 and found["x-own"] == "kept" and found["warmset-worker"] == replica.url
     got = {name.lower(): value for name, value in replica.seen[-1].headers}
     assert got["authorization"] == "Bearer replicas-own"
     assert not any("secret" in value for value in got.values()), got
@@ -241,8 +241,62 @@ def test_a_name_stands_for_its_addresses(fleet):
     assert gateway.post(CHAT, chat())[0] == 200
 
 
+def test_each_place_is_one_replica_however_it_is_written(fleet):
+    replica = fleet.replica("a")
+    table = "[[replica]]\nurl = \"{}\"\n".format
+    gateway = fleet.gateway("a", config=table(f"HTTP://127.0.0.1:{replica.port}/v1/"))
+    assert list(gateway.views()) == [replica.url]
+    for same in (f"{replica.url}/", f"{replica.url}/v1", f"http://127.1:{replica.port}"):
+        assert len(gateway.admin_json("/admin/v1/replicas", "POST", {"url": same})["replicas"]) == 1
+    gateway.directory.joinpath("gateway.toml").write_text(table(replica.url) + table(f"{replica.url}/v1"))
+    status, _, body = gateway.request("POST", "/admin/v1/reload", admin=True)
+    assert status == 422 and b"named twice" in body
+    assert gateway.admin_json("/admin/v1/replicas", "DELETE", {"url": f"{replica.url}//v1"})["replicas"] == []
+
+
+def test_administration_answers_errors_as_json_in_plain_words(fleet):
+    gateway = fleet.gateway("a")
+    url = fleet.replicas["a"].url
+    for method, path, body, status in (
+        ("GET", "/admin/v1/nothing", None, 404),
+        ("PUT", "/admin/v1/replicas", None, 405),
+        ("POST", "/metrics", None, 405),
+        ("POST", "/admin/v1/replicas", b"", 400),
+        ("POST", "/admin/v1/replicas", b"[]", 400),
+        ("POST", "/admin/v1/replicas", b"{", 400),
+        ("POST", "/admin/v1/replicas", b"\xff", 400),
+        ("POST", "/admin/v1/replicas", b'"text"', 400),
+        ("POST", "/admin/v1/replicas", {"url": 7}, 400),
+        ("POST", "/admin/v1/replicas", {"url": url, "slots": "x"}, 400),
+        ("POST", "/admin/v1/replicas", {"url": url, "slots": -1}, 400),
+        ("POST", "/admin/v1/replicas", {"url": url, "models": [1]}, 400),
+        ("POST", "/admin/v1/replicas", {"url": url, "weight": {}}, 400),
+        ("POST", "/admin/v1/replicas", {"url": url, "wait": 1}, 400),
+        ("POST", "/admin/v1/replicas", {"url": "http://127.0.0.1:99999"}, 400),
+        ("POST", "/admin/v1/replicas", {"url": f"http://127.0.0.1:{gateway.port}"}, 400),
+        ("DELETE", "/admin/v1/replicas", {"url": url, "slots": 1}, 400),
+        ("GET", "/admin/v1/decisions?limit=x", None, 400),
+    ):
+        found, headers, text = gateway.request(method, path, body, admin=True)
+        assert (found, headers["content-type"]) == (status, "application/json"), (method, path, body, text)
+        message = json.loads(text)["error"]["message"]
+        for word in ("struct", "expected", "u32", "f64", "sequence", "map", "`", "Named", "Written"):
+            assert word not in message, message
+    assert list(gateway.views()) == [url]
+
+
+def test_the_help_names_what_the_gateway_reads():
+    text = warmset.run_command(["gateway", "--help"]).stdout
+    assert "--replica" in text and "--json" in text and "--server" not in text and "--data" not in text
+    assert "--data" in warmset.run_command(["model", "list", "--help"]).stdout
+    for unused in (["--server", "127.0.0.1:1"], ["--data", "/tmp/x"]):
+        with pytest.raises(warmset.CommandFailed) as failed:
+            warmset.run_command(["gateway", *unused])
+        assert failed.value.returncode == 2 and unused[0] in failed.value.stderr
+
+
 def test_nothing_starts_without_a_replica_or_with_a_bad_one(tmp_path):
-    for arguments in ([], ["--replica", "localhost"], ["--replica", "http://key:word@host"], ["--admin-listen", "0.0.0.0:0"]):
+    for arguments in ([], ["--replica", "localhost"], ["--replica", "http://key:word@host"], ["--replica", "http://127.0.0.1:99999"], ["--admin-listen", "0.0.0.0:0"]):
         with pytest.raises(warmset.CommandFailed) as failed:
             warmset.run_command(["gateway", "--listen", "127.0.0.1:0", *arguments], timeout=30)
         assert "replica" in failed.value.stderr or "http://" in failed.value.stderr or "loopback" in failed.value.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import email.utils
 import json
 import random
 import socket
@@ -234,6 +235,80 @@ def test_r21_a_replica_that_fails_is_not_asked_again_and_again(fleet):
     assert gateway.metric("warmset_requests_total") == 51
 
 
+def test_r21_a_hint_is_capped_read_as_a_date_too_and_shown(fleet):
+    gateway = fleet.gateway("a", "b", "c")
+    date = email.utils.formatdate(time.time() + 100, usegmt=True)
+    for hint, least, most in (("86400", 120, 120), (date, 90, 100), ("9" * 30, 120, 120)):
+        behave = {"status": 429, "headers": {"retry-after": hint}, "text": '{"error":{"message":"busy"}}'}
+        asked = [view["url"] for view in gateway.views().values() if not view["paused_models"]]
+        assert len(asked) > 0
+        found = gateway.post(CHAT, chat(behave=behave))
+        while found[0] == 200 and len(asked) > 1:
+            found = gateway.post(CHAT, chat(behave=behave))
+        assert found[0] == 429 and least <= int(found[1]["retry-after"]) <= most, (hint, found)
+        pauses = [pause for view in gateway.views().values() for pause in view["paused_models"]]
+        assert pauses and all(pause["model"] == "m" and pause["reason"] == "retry_after" for pause in pauses)
+        assert all(time.time() + 60 < pause["until"] < time.time() + 121 for pause in pauses), pauses
+        assert {view["breaker"] for view in gateway.views().values()} == {"closed"}
+        for url in asked:
+            gateway.admin_json("/admin/v1/replicas", "POST", {"url": url, "slots": random.randrange(10, 10_000)})
+
+
+def test_a_model_that_fails_leaves_its_replicas_other_models_alone(fleet):
+    fleet.replica("a", models=["m", "n"])
+    gateway = fleet.gateway("a")
+    for _ in range(12):
+        gateway.post(CHAT, chat(behave={"status": 500}))
+    view = gateway.views()[fleet.replicas["a"].url]
+    assert view["breaker"] == "closed" and view["healthy"]
+    for pause in view["paused_models"]:
+        assert (pause["model"], pause["reason"]) == ("m", "failing") and pause["until"] < time.time() + 60
+    assert gateway.metric("warmset_replica_up") == 1
+    before = fleet.tries()
+    assert before < 12, "the failing model is not asked again and again"
+    assert [gateway.post(CHAT, {**chat(), "model": "n"})[0] for _ in range(20)] == [200] * 20
+    # It comes back by itself, as soon as it answers.
+    wait_for(lambda: gateway.post(CHAT, chat())[0] == 200, "the model is asked again")
+    assert [gateway.post(CHAT, chat())[0] for _ in range(5)] == [200] * 5
+    assert gateway.views()[fleet.replicas["a"].url]["paused_models"] == []
+
+
+def test_a_replica_that_wants_another_protocol_has_not_answered(fleet):
+    gateway = fleet.gateway("a")
+    for status in (101, 102):
+        found = gateway.post(CHAT, chat(behave={"status": status, "headers": {"upgrade": "x", "connection": "upgrade"}}),
+                             headers={"x-stainless-read-timeout": "5"})
+        # What is no answer is waited for, or is none.
+        assert found[0] in (502, 504) and json.loads(found[2])["error"]["code"] in ("engine_lost", "deadline_passed")
+    gateway = fleet.gateway("a", "b")
+    for name in ("a", "b"):
+        behave = {"status": 101, "headers": {"upgrade": "x", "connection": "upgrade"}, "at": [name]}
+        wait_for(lambda: all(view["breaker"] == "closed" for view in gateway.views().values()), "both are asked")
+        assert gateway.post(CHAT, chat(name * 500, behave=behave))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("process_start_time_seconds 1.7e9\n", "process_start_time_seconds 1.8e9\n"),
+        ("llamacpp:prompt_tokens_total 4000\n", "llamacpp:prompt_tokens_total 10\n"),
+        ('sglang:prompt_tokens_total{a="b"} 4000\n', 'sglang:prompt_tokens_total{a="b"} 0\n'),
+    ],
+)
+def test_r14_another_life_of_a_replica_is_known_by_its_figures(fleet, before, after):
+    replica = fleet.replica("a")
+    replica.figures = before
+    gateway = fleet.gateway("a")
+    held = lambda: gateway.views()[replica.url]["held_tokens"]  # noqa: E731
+    assert gateway.post(CHAT, chat("word " * 2000))[0] == 200 and held() > 500
+    # What only grows says nothing.
+    replica.figures = before.replace("4000", "5000")
+    looks = gateway.post(CHAT, chat("word " * 2000))
+    assert looks[0] == 200 and held() > 500
+    replica.figures = after
+    wait_for(lambda: held() == 0, "what it held is forgotten")
+
+
 def test_r5_a_caller_that_leaves_is_seen_by_the_replica(fleet):
     gateway = fleet.gateway("a")
     replica = fleet.replicas["a"]
@@ -254,7 +329,7 @@ def test_r5_a_caller_that_leaves_is_seen_by_the_replica(fleet):
 
 def test_r5_thousands_that_leave_at_any_point_leave_nothing_behind(fleet):
     gateway = fleet.gateway("a", "b")
-    asyncio.run(leave_at_random(gateway, 4000, 64))
+    asyncio.run(leave_at_random(gateway, 10_000, 64))
     wait_for(gateway.is_idle, "all counters are back at zero")
     for replica in fleet.replicas.values():
         for seen in list(replica.seen):

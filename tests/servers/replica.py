@@ -41,6 +41,8 @@ class Replica:
     def __init__(self, name, models=("m",), port=0, key=None):
         self.name, self.models, self.port, self.key = name, list(models), port, key
         self.seen = []
+        # What it says at /metrics, if it has that.
+        self.figures = None
         # A replica that takes connections and says nothing at all, not even that it is well.
         self.deaf = threading.Event()
         self.loop = None
@@ -134,6 +136,8 @@ class Replica:
         if path == "/v1/models":
             listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
             return await self._write(writer, 200, json.dumps(listed).encode())
+        if path == "/metrics" and self.figures is not None:
+            return await self._write(writer, 200, self.figures.encode(), "text/plain")
         return await self._write(writer, 404, b"{}")
 
     async def _write(self, writer, status, body, kind="application/json", headers=()):

@@ -13,6 +13,7 @@
 //! | model larger than its pool | 507 | `model_too_large` | no |
 //! | first byte not in time | 504 | `deadline_passed` | no |
 //! | engine lost, already tried again | 502 | `engine_lost` | no |
+//! | a gateway that is its own replica | 508 | `loop_detected` | no |
 //! | shutting down, or no worker | 503 | `draining`, `no_worker` | yes |
 //! | too many jobs are kept | 429 | `job_queue_full` | after the hint |
 //! | the catalog cannot keep or find a job | 503 | `jobs_unavailable` | after the hint |
@@ -181,6 +182,13 @@ impl ApiError {
     /// For a replica that failed in the middle of its answer.
     pub(crate) fn answer_lost(message: &str) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, SERVER, Some("engine_lost"), message)
+    }
+
+    /// 508 for a request that has been here before.
+    pub(crate) fn loop_detected() -> Self {
+        let message = "the request comes from this gateway itself, or passed too many others: one of their replicas \
+                       leads back to them";
+        Self::new(StatusCode::LOOP_DETECTED, SERVER, Some("loop_detected"), message)
     }
 
     /// 429 for a gateway that has as much to do as it may.

@@ -15,7 +15,7 @@ use warmset_engine::start_pages;
 use warmset_gateway::{
     lanes::{Lane, Lanes},
     openai::ApiConfig,
-    proxy::{Proxy, ProxyConfig, ReadReplicas, ReplicaConfig},
+    proxy::{OwnAddresses, Proxy, ProxyConfig, ReadReplicas, ReplicaConfig},
     server::{self, ServerConfig},
 };
 
@@ -38,7 +38,9 @@ pub(crate) async fn run(arguments: GatewayArguments, output: Output) -> Result<(
     let connections_max =
         config.gateway.connections_max.map_or(ServerConfig::default().connections_max, |count| count as usize);
     machine::raise_open_files(connections_max as u64 * FILES_PER_CONNECTION + FILES_BESIDE_CONNECTIONS);
-    let proxy = Proxy::start(proxy_config(&config, replicas), reread(&arguments)).await.context("cannot start")?;
+    let own = OwnAddresses(vec![listen, admin_listen]);
+    let proxy_config = ProxyConfig { own, ..proxy_config(&config, replicas) };
+    let proxy = Proxy::start(proxy_config, reread(&arguments)).await.context("cannot start")?;
 
     let drain_timeout = config.gateway.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
     let (stop, stopped) = watch::channel(false);
@@ -89,8 +91,7 @@ async fn finished(proxy: &Proxy) {
 fn replicas(config: &Config, arguments: &GatewayArguments) -> Result<Vec<ReplicaConfig>> {
     let mut replicas = config.replicas.clone();
     for url in &arguments.replica {
-        let replica = ReplicaConfig::new(url);
-        replica.check().map_err(anyhow::Error::msg)?;
+        let replica = ReplicaConfig::new(url.clone());
         if !replicas.iter().any(|known| known.url == replica.url) {
             replicas.push(replica);
         }

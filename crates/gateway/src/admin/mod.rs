@@ -75,11 +75,16 @@ fn parse_name(name: Name) -> Result<ModelName, AdminError> {
     ModelName::parse(&name).map_err(|error| AdminError::bad_request(error.to_string()))
 }
 
-/// The JSON object of a call; an empty body is an empty object.
-async fn read_object(request: Request) -> Result<Value, AdminError> {
+/// The body of a call, which is small.
+pub(crate) async fn read_body(request: Request) -> Result<bytes::Bytes, AdminError> {
     let body = Limited::new(request.into_body(), ADMIN_BODY_BYTES_MAX).collect().await;
     let body = body.map_err(|_| AdminError { status: 413, message: "the body is too large or ended early".into() })?;
-    let bytes = body.to_bytes();
+    Ok(body.to_bytes())
+}
+
+/// The JSON object of a call; an empty body is an empty object.
+async fn read_object(request: Request) -> Result<Value, AdminError> {
+    let bytes = read_body(request).await?;
     if bytes.is_empty() {
         return Ok(json!({}));
     }

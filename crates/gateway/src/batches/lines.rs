@@ -2,7 +2,7 @@
 
 use super::BATCH_LINES_MAX;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{error::Category, value::RawValue};
 use std::{
     collections::BTreeSet,
     fs::File,
@@ -50,7 +50,16 @@ fn fault(code: &str, param: Option<&str>, message: impl Into<String>) -> BatchFa
 
 /// Reads one line.
 pub(crate) fn parse(text: &str, endpoint: &str) -> Result<Line, BatchFault> {
-    let not_json = |error: serde_json::Error| fault("invalid_json_line", None, format!("not a JSON object: {error}"));
+    // What its library says of a type names things that no caller knows.
+    let not_json = |error: serde_json::Error| match error.classify() {
+        Category::Data => {
+            let message = "not a JSON object with the strings custom_id, method and url, each once, and body";
+            fault("invalid_json_line", None, message)
+        }
+        Category::Syntax | Category::Eof | Category::Io => {
+            fault("invalid_json_line", None, format!("not JSON: {error}"))
+        }
+    };
     let written: Written<'_> = serde_json::from_str(text).map_err(not_json)?;
     let wrong = |param: &str, message: &str| fault("invalid_request", Some(param), format!("{param} {message}"));
     let custom_id = written.custom_id.filter(|id| !id.is_empty() && id.len() <= CUSTOM_ID_BYTES_MAX);
@@ -200,6 +209,16 @@ mod tests {
             "9:line_too_long",
         ];
         assert_eq!(check(&faulty.join("\n")), Err(expected.map(String::from).to_vec()));
+    }
+
+    #[test]
+    fn faults_are_told_in_words_of_the_caller() {
+        for text in ["7", "[1]", r#"{"custom_id": 7}"#, r#"{"url": "a", "url": "b"}"#, "{", r#"{"body": tru}"#] {
+            let message = parse(text, ENDPOINT).unwrap_err().message;
+            for word in ["struct", "Written", "sequence", "map", "`"] {
+                assert!(!message.contains(word), "{text}: {message}");
+            }
+        }
     }
 
     #[test]

@@ -37,9 +37,23 @@ impl<'a> Fields<'a> {
                 ApiError::body(format!("the body is not acceptable JSON: {message}"))
             });
         }
+        if !text.trim_start().starts_with('{') {
+            return Err(ApiError::body("the body must be a JSON object"));
+        }
         let map: FieldMap<'a> = serde_json::from_str(text)
-            .map_err(|error| ApiError::body(format!("the body must be a JSON object: {error}")))?;
+            .map_err(|error| ApiError::body(format!("the body is not acceptable: {error}")))?;
         Ok(Self { fields: map.0 })
+    }
+
+    /// Refuses fields that nobody reads.
+    pub(crate) fn only(&self, names: &[&str]) -> Result<(), ApiError> {
+        match self.fields.keys().find(|name| !names.contains(&&***name)) {
+            None => Ok(()),
+            Some(name) => {
+                let shown: String = name.chars().take(64).collect();
+                Err(ApiError::body(format!("there is no field {shown:?}: {} are read", names.join(", "))))
+            }
+        }
     }
 
     /// A field as it was sent; `null` counts as not sent.

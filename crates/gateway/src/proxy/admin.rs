@@ -1,18 +1,25 @@
 //! What an operator sees of the replicas, and changes.
 
-use super::{Proxy, ReplicaConfig, log::DECISIONS_MAX, watch};
-use crate::admin::{ADMIN_BODY_BYTES_MAX, AdminError};
+use super::{Proxy, ReplicaConfig, ReplicaUrl, log::DECISIONS_MAX, names, prompt::key_of, replica::Endpoint};
+use crate::{
+    admin::{AdminError, read_body},
+    errors::ApiError,
+    openai::Fields,
+};
 use axum::{
     Json, Router as Routes,
-    extract::{DefaultBodyLimit, Query, State},
+    extract::{Query, Request, State},
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, sync::Arc};
-use warmset_core::routing::BreakerState;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+use warmset_core::{Instant, routing::BreakerState};
 
 /// Decisions in one list unless asked otherwise.
 const LISTED: usize = 20;
@@ -27,7 +34,8 @@ pub(super) fn routes(proxy: Arc<Proxy>) -> Routes {
         .route("/admin/v1/decisions", get(decisions))
         .route("/admin/v1/reload", post(reload))
         .route("/admin/v1/drain", post(drain))
-        .layer(DefaultBodyLimit::max(ADMIN_BODY_BYTES_MAX))
+        .fallback(async |request: Request| ApiError::no_such_route(request.uri().path()))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .with_state(proxy)
 }
 
@@ -40,16 +48,35 @@ async fn list(State(proxy): State<Arc<Proxy>>) -> Json<Value> {
     Json(document(&proxy))
 }
 
+/// The models that a replica is not asked for now, why, and until when.
+fn pauses(proxy: &Proxy, now: Instant, endpoint: &Endpoint) -> Vec<Value> {
+    let pauses = proxy.router().pauses(now, endpoint.id);
+    let models = endpoint.models();
+    let shown = pauses.iter().map(|pause| {
+        // One that has no name here is what requests without a model are counted as.
+        let model = models.iter().find(|model| key_of(model) == pause.model);
+        let reason = if pause.asked { "retry_after" } else { "failing" };
+        json!({ "model": model, "reason": reason, "until": moment(now, pause.until) })
+    });
+    shown.collect()
+}
+
+/// A moment of the router as seconds since 1970.
+fn moment(now: Instant, at: Instant) -> f64 {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + at.since(now);
+    (unix.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
 /// Every replica as it is now.
 fn document(proxy: &Proxy) -> Value {
     let endpoints: Vec<_> = proxy.endpoints().all().cloned().collect();
     let now = proxy.clock.now();
     let replicas = endpoints.iter().map(|endpoint| {
         let view = proxy.router().view(now, endpoint.id);
-        let models = endpoint.models();
+        let (models, paused_models) = (endpoint.models(), pauses(proxy, now, endpoint));
         let heard = endpoint.heard();
         json!({
-            "url": endpoint.config.url,
+            "url": endpoint.config.url.as_str(),
             "name": &*endpoint.name,
             "healthy": heard.healthy,
             "trouble": heard.trouble,
@@ -59,6 +86,11 @@ fn document(proxy: &Proxy) -> Value {
                 BreakerState::HalfOpen => "half_open",
                 BreakerState::Open { .. } => "open",
             }),
+            "open_until": view.and_then(|view| match view.breaker {
+                BreakerState::Open { until } => Some(moment(now, until)),
+                BreakerState::Closed | BreakerState::HalfOpen => None,
+            }),
+            "paused_models": paused_models,
             "in_flight": view.map(|view| view.in_flight),
             "pending_tokens": view.map(|view| view.pending_tokens),
             "held_tokens": view.map(|view| view.held_tokens),
@@ -68,42 +100,33 @@ fn document(proxy: &Proxy) -> Value {
     json!({ "replicas": replicas.collect::<Vec<_>>(), "draining": proxy.is_draining() })
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Named {
-    url: String,
-    #[serde(default)]
-    models: Vec<String>,
-    #[serde(default)]
-    slots: Option<u32>,
-    #[serde(default)]
-    capacity_tokens: Option<u64>,
-    #[serde(default)]
-    weight: Option<f64>,
-    /// The name of an environment variable of the gateway. Keys themselves are not sent.
-    #[serde(default)]
-    api_key_env: Option<String>,
-}
+/// The fields of a replica in a call.
+const FIELDS: [&str; 6] = ["url", "models", "slots", "capacity_tokens", "weight", "api_key_env"];
 
-fn parse(body: &[u8]) -> Result<Named, AdminError> {
-    serde_json::from_slice(body).map_err(|error| AdminError::bad_request(format!("the body is no replica: {error}")))
-}
-
-async fn add(State(proxy): State<Arc<Proxy>>, body: axum::body::Bytes) -> Answer {
-    let named = parse(&body)?;
-    if named.slots == Some(0) || named.capacity_tokens == Some(0) {
-        return Err(AdminError::bad_request("slots and capacity_tokens must be at least 1"));
+/// What a call says of a replica. Keys themselves are not sent: it names an environment variable of the gateway.
+fn replica_of(body: &[u8]) -> Result<ReplicaConfig, AdminError> {
+    let fields = Fields::parse(body)?;
+    fields.only(&FIELDS)?;
+    let mut config = ReplicaConfig::new(url_of(&fields)?);
+    config.models = fields.read("models", "a list of strings")?.unwrap_or_default();
+    config.slots = fields.integer("slots", 1..=u32::MAX)?;
+    config.capacity_tokens = fields.integer("capacity_tokens", 1..=u32::MAX)?.map(u64::from);
+    if let Some(weight) = fields.read("weight", "a number")? {
+        config.weight = ReplicaConfig::check_weight(weight).map_err(AdminError::bad_request)?;
     }
-    let key = named.api_key_env.as_deref().map(ReplicaConfig::key_from_environment);
-    let config = ReplicaConfig {
-        models: named.models,
-        slots: named.slots,
-        capacity_tokens: named.capacity_tokens,
-        weight: named.weight.map_or(Ok(1.0), ReplicaConfig::check_weight).map_err(AdminError::bad_request)?,
-        api_key: key.transpose().map_err(AdminError::bad_request)?,
-        ..ReplicaConfig::new(&named.url)
-    };
-    config.check().map_err(AdminError::bad_request)?;
+    let key = fields.text("api_key_env")?.map(|name| ReplicaConfig::key_from_environment(&name));
+    config.api_key = key.transpose().map_err(AdminError::bad_request)?;
+    Ok(config)
+}
+
+fn url_of(fields: &Fields<'_>) -> Result<ReplicaUrl, AdminError> {
+    let url = fields.text("url")?.ok_or_else(|| AdminError::bad_request("url is missing"))?;
+    url.parse().map_err(AdminError::bad_request)
+}
+
+async fn add(State(proxy): State<Arc<Proxy>>, request: Request) -> Answer {
+    let config = replica_of(&read_body(request).await?)?;
+    names::refuse_own(&proxy, std::slice::from_ref(&config)).await.map_err(AdminError::bad_request)?;
     {
         let mut configured = proxy.configured();
         if configured.len() >= super::REPLICAS_MAX {
@@ -115,14 +138,17 @@ async fn add(State(proxy): State<Arc<Proxy>>, body: axum::body::Bytes) -> Answer
     follow(&proxy).await
 }
 
-async fn remove(State(proxy): State<Arc<Proxy>>, body: axum::body::Bytes) -> Answer {
-    let named = parse(&body)?;
+async fn remove(State(proxy): State<Arc<Proxy>>, request: Request) -> Answer {
+    let body = read_body(request).await?;
+    let fields = Fields::parse(&body)?;
+    fields.only(&["url"])?;
+    let url = url_of(&fields)?;
     {
         let mut configured = proxy.configured();
         let before = configured.len();
-        configured.retain(|known| known.url != named.url);
+        configured.retain(|known| known.url != url);
         if configured.len() == before {
-            return Err(AdminError { status: 404, message: format!("there is no replica {}", named.url) });
+            return Err(AdminError { status: 404, message: format!("there is no replica {url}") });
         }
     }
     follow(&proxy).await
@@ -133,13 +159,16 @@ async fn reload(State(proxy): State<Arc<Proxy>>) -> Answer {
     let reread = reread.ok_or_else(|| AdminError::bad_request("there is no configuration file to read again"))?;
     let read = tokio::task::spawn_blocking(move || reread()).await;
     let replicas = read.map_err(|error| AdminError { status: 500, message: error.to_string() })?;
-    *proxy.configured() = replicas.map_err(|message| AdminError { status: 422, message })?;
+    let refused = |message| AdminError { status: 422, message };
+    let replicas = replicas.map_err(refused)?;
+    names::refuse_own(&proxy, &replicas).await.map_err(refused)?;
+    *proxy.configured() = replicas;
     follow(&proxy).await
 }
 
 /// Lets the change take effect, and waits for the first look at who is new.
 async fn follow(proxy: &Arc<Proxy>) -> Answer {
-    let mut looks = watch::follow_list(proxy).await;
+    let mut looks = names::follow_list(proxy).await;
     while looks.join_next().await.is_some() {}
     Ok(Json(document(proxy)))
 }

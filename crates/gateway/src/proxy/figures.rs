@@ -51,6 +51,19 @@ pub(super) fn capacity_tokens(text: &str) -> Option<u64> {
     vllm().or_else(sglang).filter(|tokens| *tokens > 0)
 }
 
+/// What a server has counted since it began.
+pub(super) fn counted(text: &str) -> Option<f64> {
+    let names = [
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "sglang:prompt_tokens_total",
+        "sglang:generation_tokens_total",
+        "llamacpp:prompt_tokens_total",
+        "llamacpp:tokens_predicted_total",
+    ];
+    sum(text, &names)
+}
+
 /// Which life of a server this is, if it says when it began.
 pub(super) fn instance(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("process_start_time_seconds"))?;
@@ -80,6 +93,8 @@ mod tests {
         assert_eq!(capacity_tokens(vllm), Some(16_000));
         assert_eq!(capacity_tokens("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n"), None);
         assert_eq!(capacity_tokens("sglang:max_total_num_tokens{a=\"b\"} 4096\n"), Some(4096));
+        let llama = "llamacpp:prompt_tokens_total 40\nllamacpp:tokens_predicted_total 2\nllamacpp:n_decode_total 9\n";
+        assert_eq!((counted(llama), counted("a 1\n")), (Some(42.0), None));
         let (one, two) = (instance("process_start_time_seconds 1.5\n"), instance("process_start_time_seconds 2.5\n"));
         assert!(one.is_some() && one != two && instance("a 1\n").is_none());
     }

@@ -3,10 +3,12 @@
 use super::{
     Proxy, Shared,
     dialect::Dialect,
+    hint,
     log::outcome_name,
     prompt::{self, Prompt, hash_of, key_of},
     relay::{Exchange, Relay, Shape},
     replica::Endpoint,
+    watch,
 };
 use crate::{
     errors::ApiError,
@@ -24,7 +26,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, SystemTime},
+};
 use tokio::time::Instant;
 use warmset_core::routing::{Ask, Decision, Ended, Outcome, Refusal, ReplicaId, Verdict};
 
@@ -94,9 +99,15 @@ pub(super) fn routes(shared: Shared) -> Routes {
         routes = routes.route(path, axum::routing::post(forward));
     }
     routes
-        .fallback(async |request: Request| ApiError::no_such_route(request.uri().path()))
+        .fallback(nothing_here)
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .with_state(Arc::new(shared))
+}
+
+/// What looks at replicas find here where one of them is this gateway itself is said as such.
+async fn nothing_here(State(shared): State<Arc<Shared>>, request: Request) -> ApiError {
+    let came_round = shared.proxy.via.check(request.headers()).err();
+    came_round.unwrap_or_else(|| ApiError::no_such_route(request.uri().path()))
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
@@ -120,6 +131,9 @@ async fn models(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn model(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
+    if !is_known(&shared.proxy, &name) {
+        watch::read_lists(&shared.proxy).await;
+    }
     if is_known(&shared.proxy, &name) {
         axum::Json(model_document(&name)).into_response()
     } else {
@@ -163,6 +177,7 @@ async fn read(proxy: &Proxy, name: String, request: Request) -> Result<Call, Api
     if proxy.is_draining() {
         return Err(ApiError::draining());
     }
+    proxy.via.check(request.headers())?;
     let (head, body) = request.into_parts();
     let deadline = Instant::now() + patience(&proxy.config.api, &head.headers);
     let body = read_any_body(&proxy.config.api, Request::from_parts(head.clone(), body)).await?;
@@ -193,7 +208,7 @@ async fn answer(shared: &Shared, call: &Call) -> Result<Response, ApiError> {
             Ok(Tried::Again(_, second)) => second,
             // Nobody else can answer: what the first one said stands.
             Err(_) => first.inspect(|response| {
-                let outcome = outcome_of(response.status(), response.headers());
+                let outcome = outcome_of(response.status(), None);
                 shared.proxy.metrics.refused(&call.prompt.model, outcome_name(outcome));
             }),
         },
@@ -202,18 +217,33 @@ async fn answer(shared: &Shared, call: &Call) -> Result<Response, ApiError> {
 
 async fn attempt(shared: &Shared, call: &Call, failed: Option<ReplicaId>) -> Result<Tried, ApiError> {
     let proxy = &shared.proxy;
-    let (decision, endpoint) = decide(proxy, call, failed)?;
+    let (decision, endpoint) = match decide(proxy, call, failed) {
+        Err(Refusal::UnknownModel) => {
+            // It may be there since a moment ago.
+            let read = tokio::time::timeout_at(call.deadline, watch::read_lists(proxy)).await;
+            read.map_err(|_| ApiError::from(warmset_core::gateway::Refusal::DeadlinePassed))?;
+            decide(proxy, call, failed)
+        }
+        decided => decided,
+    }
+    .map_err(|refusal| refused(proxy, call, refusal))?;
     let names = named(proxy, &decision);
     let explained = call.head.headers.contains_key(EXPLAIN).then(|| explanation(&decision, &endpoint));
     let entry = proxy.log.note((&call.name, &call.prompt.model), decision, names, failed.is_some());
     let model = call.prompt.model.as_str();
-    let mut exchange = Exchange::new(proxy.clone(), &decision, entry, model, failed.is_some());
-    let request = outgoing(call, &endpoint)?;
+    let mut exchange = Exchange::new(proxy.clone(), endpoint.clone(), &decision, entry, model, failed.is_some());
+    let request = outgoing(proxy, call, &endpoint)?;
     let sent = tokio::time::timeout_at(call.deadline, shared.upstream.request(request)).await;
     let error = match sent {
+        // Nobody asked it for another protocol, and there is no other answer to pass on.
+        Ok(Ok(response)) if response.status().is_informational() => {
+            tracing::debug!(replica = &*endpoint.name, "a replica answered with {}", response.status());
+            ApiError::replica_lost(&endpoint.name)
+        }
         Ok(Ok(response)) => return Ok(received(proxy, call, exchange, &endpoint, response, explained)),
         Ok(Err(error)) => {
             tracing::debug!(replica = &*endpoint.name, "a replica failed: {error}");
+            endpoint.gone.fetch_or(error.is_connect(), Ordering::Relaxed);
             ApiError::replica_lost(&endpoint.name)
         }
         Err(_) => warmset_core::gateway::Refusal::DeadlinePassed.into(),
@@ -223,20 +253,20 @@ async fn attempt(shared: &Shared, call: &Call, failed: Option<ReplicaId>) -> Res
         exchange.leave_late();
         return Err(error);
     }
-    match exchange.leave(Outcome::Failed, None) {
+    match exchange.leave(Outcome::Lost, None) {
         Verdict::RetryElsewhere => Ok(Tried::Again(endpoint.id, Err(error))),
         Verdict::Over => Err(error),
     }
 }
 
-fn decide(proxy: &Proxy, call: &Call, excluded: Option<ReplicaId>) -> Result<(Decision, Arc<Endpoint>), ApiError> {
+fn decide(proxy: &Proxy, call: &Call, excluded: Option<ReplicaId>) -> Result<(Decision, Arc<Endpoint>), Refusal> {
     let (decision, endpoint) = decide_once(proxy, call, excluded)?;
     if let Some(endpoint) = endpoint {
         return Ok((decision, endpoint));
     }
     // It was taken away this moment, and the router learns of it next.
     let (decision, endpoint) = decide_once(proxy, call, Some(decision.replica))?;
-    endpoint.map(|endpoint| (decision, endpoint)).ok_or_else(|| ApiError::no_replica(None))
+    endpoint.map(|endpoint| (decision, endpoint)).ok_or(Refusal::Unavailable { retry_at: None })
 }
 
 /// A decision that is for a replica which is gone is over at once.
@@ -244,7 +274,7 @@ fn decide_once(
     proxy: &Proxy,
     call: &Call,
     excluded: Option<ReplicaId>,
-) -> Result<(Decision, Option<Arc<Endpoint>>), ApiError> {
+) -> Result<(Decision, Option<Arc<Endpoint>>), Refusal> {
     let ask = Ask {
         model: key_of(&call.prompt.model),
         prefix: &call.prompt.chain,
@@ -253,21 +283,24 @@ fn decide_once(
         excluded,
     };
     let now = proxy.clock.now();
-    let decided = proxy.router().decide(now, &ask);
-    let decision = decided.map_err(|refusal| match refusal {
-        Refusal::UnknownModel if proxy.endpoints().all().all(|endpoint| endpoint.models().is_empty()) => {
-            ApiError::no_replica(None)
-        }
-        Refusal::UnknownModel => ApiError::model_not_found(&call.prompt.model),
-        Refusal::Unavailable { retry_at } => ApiError::no_replica(retry_at.map(|at| at.since(now))),
-        Refusal::TooMany => ApiError::too_many_requests(),
-    })?;
+    let decision = proxy.router().decide(now, &ask)?;
     let endpoint = proxy.endpoints().get(decision.replica);
     if endpoint.is_none() {
         let ended = Ended { outcome: Outcome::Cancelled, output_started: false, retried: false, usage: None };
         proxy.router().ended(now, decision.ticket, ended);
     }
     Ok((decision, endpoint))
+}
+
+fn refused(proxy: &Proxy, call: &Call, refusal: Refusal) -> ApiError {
+    match refusal {
+        Refusal::UnknownModel if proxy.endpoints().all().all(|endpoint| endpoint.models().is_empty()) => {
+            ApiError::no_replica(None)
+        }
+        Refusal::UnknownModel => ApiError::model_not_found(&call.prompt.model),
+        Refusal::Unavailable { retry_at } => ApiError::no_replica(retry_at.map(|at| at.since(proxy.clock.now()))),
+        Refusal::TooMany => ApiError::too_many_requests(),
+    }
 }
 
 /// Names of the replicas that a decision speaks of.
@@ -289,7 +322,7 @@ fn explanation(decision: &Decision, endpoint: &Endpoint) -> String {
 }
 
 /// The request as the replica gets it.
-fn outgoing(call: &Call, endpoint: &Endpoint) -> Result<hyper::Request<Full<Bytes>>, ApiError> {
+fn outgoing(proxy: &Proxy, call: &Call, endpoint: &Endpoint) -> Result<hyper::Request<Full<Bytes>>, ApiError> {
     let path = call.head.uri.path_and_query().map_or("/", |path| path.as_str());
     let uri = endpoint.uri(path).map_err(|_| ApiError::no_such_route(path))?;
     let mut request = hyper::Request::new(Full::new(body_for(call)));
@@ -301,9 +334,8 @@ fn outgoing(call: &Call, endpoint: &Endpoint) -> Result<hyper::Request<Full<Byte
             headers.append(HeaderName::from_static(name), value.clone());
         }
     }
-    if let Ok(host) = HeaderValue::from_str(endpoint.target.authority.as_str()) {
-        headers.insert(header::HOST, host);
-    }
+    proxy.via.extend(&call.head.headers, headers);
+    headers.insert(header::HOST, endpoint.host.clone());
     if let Some(authorization) = &endpoint.authorization {
         headers.insert(header::AUTHORIZATION, authorization.clone());
     }
@@ -323,13 +355,13 @@ fn body_for(call: &Call) -> Bytes {
     [before, WISH, after].concat().into()
 }
 
-fn outcome_of(status: StatusCode, headers: &HeaderMap) -> Outcome {
+/// What a status says of whoever sent it.
+fn outcome_of(status: StatusCode, retry_after: Option<Duration>) -> Outcome {
     match status.as_u16() {
-        429 | 503 => {
-            let seconds = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-            Outcome::Busy { retry_after: seconds.map(Duration::from_secs) }
-        }
+        429 | 503 => Outcome::Busy { retry_after },
         500 | 502 | 504 => Outcome::Failed,
+        // It leads back to here.
+        508 => Outcome::Lost,
         _ => Outcome::Finished,
     }
 }
@@ -344,7 +376,12 @@ fn received(
     explained: Option<String>,
 ) -> Tried {
     let (mut head, body) = response.into_parts();
-    let outcome = outcome_of(head.status, &head.headers);
+    let retry_after = hint::tame(&mut head.headers, SystemTime::now());
+    let outcome = outcome_of(head.status, retry_after);
+    if head.status == StatusCode::NOT_FOUND {
+        // Perhaps the model is no longer there.
+        endpoint.list_is_old.store(true, Ordering::Relaxed);
+    }
     let again = outcome != Outcome::Finished && exchange.end(outcome, None) == Verdict::RetryElsewhere;
     remove_hop_by_hop(&mut head.headers);
     let kind = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();

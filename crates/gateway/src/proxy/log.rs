@@ -119,6 +119,6 @@ pub(super) fn outcome_name(outcome: Outcome) -> &'static str {
         Outcome::Finished => "ok",
         Outcome::Cancelled => "cancelled",
         Outcome::Busy { .. } => "busy",
-        Outcome::Failed => "failed",
+        Outcome::Failed | Outcome::Lost => "failed",
     }
 }

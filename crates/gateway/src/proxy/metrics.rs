@@ -42,6 +42,7 @@ pub(super) struct ProxyMetrics {
     up: Family<ReplicaLabels, Gauge>,
     in_flight: Family<ReplicaLabels, Gauge>,
     held_tokens: Family<ReplicaLabels, Gauge>,
+    paused_models: Family<ReplicaLabels, Gauge>,
     mirror_bytes: Gauge,
 }
 
@@ -70,6 +71,7 @@ impl Default for ProxyMetrics {
             up: Family::default(),
             in_flight: Family::default(),
             held_tokens: Family::default(),
+            paused_models: Family::default(),
             mirror_bytes: Gauge::default(),
         };
         metrics.register();
@@ -91,6 +93,8 @@ impl ProxyMetrics {
         registry.register("replica_running_requests", "Requests at a replica", self.in_flight.clone());
         let help = "Tokens of prompts that a replica is believed to hold";
         registry.register("replica_held_tokens", help, self.held_tokens.clone());
+        let help = "Models that a replica is not asked for now, because they failed or it wants to be left alone";
+        registry.register("replica_paused_models", help, self.paused_models.clone());
         let help = "Bytes in which it is remembered what replicas hold";
         registry.register("router_memory_bytes", help, self.mirror_bytes.clone());
     }
@@ -145,12 +149,14 @@ impl ProxyMetrics {
         let totals = router.totals();
         self.tell(totals.decisions, [totals.retries, totals.retries_refused]);
         self.mirror_bytes.set(i64::try_from(totals.remembered_bytes).unwrap_or(i64::MAX));
-        for family in [&self.up, &self.in_flight, &self.held_tokens] {
+        for family in [&self.up, &self.in_flight, &self.held_tokens, &self.paused_models] {
             family.clear();
         }
         for endpoint in endpoints {
             let Some(view) = router.view(now, endpoint.id) else { continue };
             let labels = ReplicaLabels { replica: endpoint.name.to_string() };
+            let pauses = router.pauses(now, endpoint.id).len();
+            self.paused_models.get_or_create(&labels).set(i64::try_from(pauses).unwrap_or(i64::MAX));
             let up = view.breaker == BreakerState::Closed && endpoint.heard().healthy;
             self.up.get_or_create(&labels).set(i64::from(up));
             self.in_flight.get_or_create(&labels).set(i64::from(view.in_flight));

@@ -4,18 +4,24 @@
 //! heard of the replicas. A body goes to its replica as it came, but for one thing: a stream that leaves open whether
 //! it wants its usage is asked for it, and the caller does not see it.
 
+mod address;
 mod admin;
 mod dialect;
 mod figures;
 mod forward;
+mod hint;
 mod log;
 mod metrics;
+mod names;
 mod prompt;
 mod relay;
 mod replica;
 mod usage;
+mod via;
 mod watch;
 
+pub use address::{OwnAddresses, ReplicaUrl};
+pub use names::Resolver;
 pub use replica::{REPLICAS_MAX, ReplicaConfig};
 
 use crate::{clock::Clock, openai::ApiConfig};
@@ -29,6 +35,7 @@ use hyper_util::{
 };
 use log::DecisionLog;
 use metrics::ProxyMetrics;
+use names::Names;
 use replica::Endpoints;
 use rustls::{ClientConfig, RootCertStore};
 use std::{
@@ -36,6 +43,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, atomic::AtomicBool, atomic::Ordering},
     time::Duration,
 };
+use via::Via;
 use warmset_core::routing::{Router, Settings};
 
 /// How long a replica has to take a connection.
@@ -57,8 +65,12 @@ pub struct ProxyConfig {
     pub probe_interval: Duration,
     /// See there.
     pub probe_timeout: Duration,
-    /// How often names are looked up.
+    /// How often names are looked up, and where.
     pub resolve_interval: Duration,
+    /// See there.
+    pub resolver: Resolver,
+    /// Where this gateway listens.
+    pub own: OwnAddresses,
     /// How requests are routed.
     pub routing: Settings,
     /// The replicas at first.
@@ -73,6 +85,8 @@ impl Default for ProxyConfig {
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
             resolve_interval: Duration::from_secs(5),
+            resolver: Resolver::system(),
+            own: OwnAddresses::default(),
             routing: Settings::default(),
             replicas: Vec::new(),
         }
@@ -90,6 +104,10 @@ pub struct Proxy {
     /// The list as the configuration or an administrator has it.
     configured: Mutex<Vec<ReplicaConfig>>,
     reread: Option<ReadReplicas>,
+    names: Names,
+    via: Via,
+    /// When all replicas were last asked for their models because a caller wanted one that nobody has.
+    lists_read_at: tokio::sync::Mutex<Option<tokio::time::Instant>>,
     connector: HttpsConnector<HttpConnector>,
     /// For looks at replicas; requests have their lane's.
     upstream: Upstream,
@@ -127,7 +145,7 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Begins to look at the replicas; returns once each of them was looked at.
+    /// Begins to look at the replicas; returns once each of them was looked at. Fails if one of them is this gateway.
     pub async fn start(config: ProxyConfig, reread: Option<ReadReplicas>) -> io::Result<Arc<Self>> {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
@@ -138,11 +156,15 @@ impl Proxy {
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
         let mut random = [0; 6];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let prefix: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         let proxy = Arc::new(Self {
             router: Mutex::new(Router::new(config.routing.clone())),
             endpoints: RwLock::default(),
             configured: Mutex::new(config.replicas.clone()),
             reread,
+            names: Names::new(config.resolver.clone()),
+            via: Via::new(&prefix),
+            lists_read_at: tokio::sync::Mutex::default(),
             upstream: upstream(connector.clone()),
             connector,
             clock: Clock::start(),
@@ -150,9 +172,10 @@ impl Proxy {
             metrics: ProxyMetrics::default(),
             draining: AtomicBool::new(false),
             calls: std::sync::atomic::AtomicU64::new(0),
-            prefix: random.iter().map(|byte| format!("{byte:02x}")).collect(),
+            prefix,
             config,
         });
+        names::refuse_own(&proxy, &proxy.config.replicas).await.map_err(io::Error::other)?;
         watch::start(&proxy).await;
         Ok(proxy)
     }

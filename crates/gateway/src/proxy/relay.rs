@@ -3,6 +3,7 @@
 use super::{
     Proxy,
     dialect::Dialect,
+    replica::Endpoint,
     usage::{Counted, Events, Tail, pieces_in},
 };
 use crate::errors::ApiError;
@@ -16,7 +17,7 @@ use std::{
     time::Duration,
 };
 use tokio::time::{Instant, Sleep};
-use warmset_core::routing::{Decision, Ended, Outcome, Ticket, Verdict};
+use warmset_core::routing::{Decision, Ended, Outcome, Report, Ticket, Verdict};
 
 /// Pieces of a stream are written together up to about so many bytes.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
@@ -28,6 +29,7 @@ const ASKED_PER_TURN: u32 = 2;
 /// Holds a request's place at the router. Dropped without an end, the caller went away.
 pub(super) struct Exchange {
     proxy: Arc<Proxy>,
+    endpoint: Arc<Endpoint>,
     ticket: Option<Ticket>,
     entry: u64,
     model: String,
@@ -41,9 +43,17 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn new(proxy: Arc<Proxy>, decision: &Decision, entry: u64, model: &str, retried: bool) -> Self {
+    pub(super) fn new(
+        proxy: Arc<Proxy>,
+        endpoint: Arc<Endpoint>,
+        decision: &Decision,
+        entry: u64,
+        model: &str,
+        retried: bool,
+    ) -> Self {
         Self {
             proxy,
+            endpoint,
             ticket: Some(decision.ticket),
             entry,
             model: model.to_owned(),
@@ -86,7 +96,14 @@ impl Exchange {
         let usage = counted.map(Counted::for_router);
         let output_started = self.output_started || self.head_sent;
         let ended = Ended { outcome, output_started, retried: self.retried, usage };
-        let verdict = self.proxy.router().ended(self.proxy.clock.now(), ticket, ended);
+        let now = self.proxy.clock.now();
+        let mut router = self.proxy.router();
+        let verdict = router.ended(now, ticket, ended);
+        if outcome == Outcome::Lost {
+            router.reported(now, self.endpoint.id, Report::MayHaveRestarted);
+            self.endpoint.look_now.notify_one();
+        }
+        drop(router);
         self.proxy.log.ended(self.entry, outcome, counted);
         verdict
     }
@@ -94,7 +111,7 @@ impl Exchange {
     /// The replica failed, and there is no time to ask another one.
     pub(super) fn leave_late(&mut self) {
         self.retried = true;
-        self.leave(Outcome::Failed, None);
+        self.leave(Outcome::Lost, None);
     }
 
     /// The answer breaks off. What the replica did not come to count is metered by what came of it.
@@ -255,7 +272,7 @@ impl Relay {
         if self.done {
             return Poll::Ready(self.last().map(|rest| Ok(Frame::data(rest))));
         }
-        self.cut(Outcome::Failed);
+        self.cut(Outcome::Lost);
         // In the middle of an event there is no place for another one. What is held back is always whole.
         let has_place = self.events.is_some() || self.tail.is_between_events();
         if self.shape.is_stream && has_place {

@@ -1,12 +1,17 @@
 //! Which replicas there are, as the configuration names them and as names resolve.
 
-use super::prompt::{hash_of, key_of};
+use super::{
+    address::ReplicaUrl,
+    prompt::{hash_of, key_of},
+};
 use axum::http::{HeaderValue, Uri, uri::Authority};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
+use tokio::sync::Notify;
 use warmset_core::routing::{ReplicaId, ReplicaSettings};
 
 /// Requests that a replica is taken to compute at a time unless it is known.
@@ -18,8 +23,8 @@ pub const REPLICAS_MAX: usize = 1024;
 /// A replica as the operator describes it.
 #[derive(Clone, PartialEq)]
 pub struct ReplicaConfig {
-    /// Where it listens, without the path of a route: `http://host:port`, or `https://host/prefix`.
-    pub url: String,
+    /// Where it is.
+    pub url: ReplicaUrl,
     /// Its own credential.
     pub api_key: Option<String>,
     /// The models it answers for; without, those it lists.
@@ -59,53 +64,16 @@ impl ReplicaConfig {
     }
 
     /// A replica of which only the address is known.
-    pub fn new(url: &str) -> Self {
-        Self { url: url.to_owned(), api_key: None, models: Vec::new(), slots: None, capacity_tokens: None, weight: 1.0 }
-    }
-
-    /// Where it is; an error says what is wrong.
-    pub fn check(&self) -> Result<(), String> {
-        Target::of(self).map(drop)
+    pub fn new(url: ReplicaUrl) -> Self {
+        Self { url, api_key: None, models: Vec::new(), slots: None, capacity_tokens: None, weight: 1.0 }
     }
 }
 
-/// A configured address, taken apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) https: bool,
-    pub(super) authority: Authority,
-    /// What goes before the path of a route.
-    pub(super) prefix: String,
-}
-
-impl Target {
-    pub(super) fn of(config: &ReplicaConfig) -> Result<Self, String> {
-        let url = &config.url;
-        let uri: Uri = url.parse().map_err(|_| format!("{url:?} is no URL: write http://HOST:PORT"))?;
-        let https = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(format!("{url:?} must begin with http:// or https://")),
-        };
-        let authority = uri.authority().cloned().ok_or_else(|| format!("{url:?} names no host"))?;
-        if authority.as_str().contains('@') {
-            return Err(format!("{url:?} must not contain a credential: give it with api_key_env"));
-        }
-        if uri.query().is_some() {
-            return Err(format!("{url:?} must not have a query"));
-        }
-        let prefix = uri.path().trim_end_matches('/');
-        // Routes bring their own version.
-        let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix).to_owned();
-        Ok(Self { https, authority, prefix })
-    }
-
-    /// The name that has to be looked up, with its port: none if it is an address, or checked by a certificate.
-    pub(super) fn name(&self) -> Option<(String, u16)> {
-        let host = self.authority.host();
-        let literal = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
-        (!self.https && !literal).then(|| (host.to_owned(), self.authority.port_u16().unwrap_or(80)))
-    }
+/// A configured replica at one place: without one, wherever its URL leads.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) config: ReplicaConfig,
+    pub(super) at: Option<SocketAddr>,
 }
 
 /// One server that can be asked.
@@ -115,11 +83,20 @@ pub(super) struct Endpoint {
     /// Its URL, and the address that it resolved to if there is more to it.
     pub(super) name: Arc<str>,
     pub(super) config: ReplicaConfig,
-    pub(super) target: Target,
+    /// Where its name led to, if that was looked up.
+    pub(super) at: Option<SocketAddr>,
     /// Where to connect to.
-    pub(super) authority: Authority,
+    authority: Authority,
+    /// The `host` of requests.
+    pub(super) host: HeaderValue,
     pub(super) authorization: Option<HeaderValue>,
     heard: Mutex<Heard>,
+    /// Nobody took a connection there, as a request found out: whoever does next is another life.
+    pub(super) gone: AtomicBool,
+    /// It said that it has not what it listed.
+    pub(super) list_is_old: AtomicBool,
+    /// Somebody wants to know now how it is.
+    pub(super) look_now: Notify,
 }
 
 /// What a replica says of itself.
@@ -134,6 +111,34 @@ pub(super) struct Heard {
 }
 
 impl Endpoint {
+    /// Whatever passed for a URL has an authority and is a name; a key was checked when it was read.
+    fn new(id: ReplicaId, wanted: &Wanted) -> Option<Self> {
+        let Wanted { config, at } = wanted;
+        let own = config.url.authority()?;
+        let (name, authority) = match at {
+            Some(at) => (format!("{}@{at}", config.url), at.to_string().parse().ok()?),
+            None => (config.url.to_string(), own.clone()),
+        };
+        let authorization = config.api_key.as_ref().and_then(|key| {
+            let mut value = HeaderValue::from_str(&format!("Bearer {key}")).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        });
+        Some(Self {
+            id,
+            name: name.into(),
+            config: config.clone(),
+            at: *at,
+            authority,
+            host: HeaderValue::from_str(own.as_str()).ok()?,
+            authorization,
+            heard: Mutex::default(),
+            gone: AtomicBool::new(false),
+            list_is_old: AtomicBool::new(false),
+            look_now: Notify::new(),
+        })
+    }
+
     pub(super) fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -164,11 +169,11 @@ impl Endpoint {
 
     /// The address of a route at this replica.
     pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, axum::http::Error> {
-        let scheme = if self.target.https { "https" } else { "http" };
-        let path = if self.target.prefix.is_empty() {
-            path_and_query.to_owned()
-        } else {
-            format!("{}{path_and_query}", self.target.prefix)
+        let url = &self.config.url;
+        let scheme = if url.is_https() { "https" } else { "http" };
+        let path = match url.prefix() {
+            "" => path_and_query.to_owned(),
+            prefix => format!("{prefix}{path_and_query}"),
         };
         Uri::builder().scheme(scheme).authority(self.authority.clone()).path_and_query(path).build()
     }
@@ -198,11 +203,9 @@ impl Endpoints {
     }
 
     /// Makes this the list: for each configured replica where it is now. What was there stays what it was.
-    pub(super) fn become_list(&mut self, wanted: &[(ReplicaConfig, Target, Option<Authority>)]) -> Changes {
+    pub(super) fn become_list(&mut self, wanted: &[Wanted]) -> Changes {
         let mut changes = Changes::default();
-        let same = |endpoint: &Endpoint, (config, _, at): &(ReplicaConfig, Target, Option<Authority>)| {
-            endpoint.config == *config && at.as_ref().is_none_or(|at| *at == endpoint.authority)
-        };
+        let same = |endpoint: &Endpoint, wanted: &Wanted| endpoint.config == wanted.config && endpoint.at == wanted.at;
         self.by_id.retain(|id, endpoint| {
             let stays = wanted.iter().any(|wanted| same(endpoint, wanted));
             if !stays {
@@ -215,27 +218,10 @@ impl Endpoints {
             if known || self.by_id.len() >= REPLICAS_MAX {
                 continue;
             }
-            let (config, target, at) = wanted;
             let id = ReplicaId(self.next);
+            let Some(endpoint) = Endpoint::new(id, wanted) else { continue };
             self.next += 1;
-            let name = match at {
-                Some(at) => format!("{}@{at}", config.url),
-                None => config.url.clone(),
-            };
-            let authorization = config.api_key.as_ref().and_then(|key| {
-                let mut value = HeaderValue::from_str(&format!("Bearer {key}")).ok()?;
-                value.set_sensitive(true);
-                Some(value)
-            });
-            let endpoint = Arc::new(Endpoint {
-                id,
-                name: name.into(),
-                config: config.clone(),
-                target: target.clone(),
-                authority: at.clone().unwrap_or_else(|| target.authority.clone()),
-                authorization,
-                heard: Mutex::default(),
-            });
+            let endpoint = Arc::new(endpoint);
             self.by_id.insert(id, endpoint.clone());
             changes.added.push(endpoint);
         }
@@ -247,22 +233,8 @@ impl Endpoints {
 mod tests {
     use super::*;
 
-    fn wanted(url: &str, at: Option<&str>) -> (ReplicaConfig, Target, Option<Authority>) {
-        let config = ReplicaConfig::new(url);
-        let target = Target::of(&config).unwrap();
-        (config, target, at.map(|at| at.parse().unwrap()))
-    }
-
-    #[test]
-    fn addresses_are_checked() {
-        for bad in ["localhost:8000", "ftp://a", "http://", "http://a:b@c", "http://a?b=c", "/a"] {
-            assert!(ReplicaConfig::new(bad).check().is_err(), "{bad}");
-        }
-        let (_, target, _) = wanted("https://api.example/base/v1/", None);
-        assert_eq!((target.https, target.prefix.as_str(), target.name()), (true, "/base", None));
-        assert_eq!(wanted("http://a:81", None).1.name(), Some(("a".into(), 81)));
-        assert_eq!(wanted("http://127.0.0.1:81", None).1.name(), None);
-        assert_eq!(wanted("http://[::1]:81", None).1.name(), None);
+    fn wanted(url: &str, at: Option<&str>) -> Wanted {
+        Wanted { config: ReplicaConfig::new(url.parse().unwrap()), at: at.map(|at| at.parse().unwrap()) }
     }
 
     #[test]
@@ -279,9 +251,8 @@ mod tests {
         let added: Vec<&str> = second.added.iter().map(|endpoint| &*endpoint.name).collect();
         assert_eq!(added, ["http://a:1@3.3.3.3:1"], "a place that is named twice is one replica");
         assert_eq!(second.added[0].id, ReplicaId(2), "numbers are not given twice");
-        let other = ReplicaConfig { weight: 2.0, ..ReplicaConfig::new("http://a:1") };
-        let target = Target::of(&other).unwrap();
-        let third = endpoints.become_list(&[(other, target, Some("2.2.2.2:1".parse().unwrap()))]);
+        let other = ReplicaConfig { weight: 2.0, ..second.added[0].config.clone() };
+        let third = endpoints.become_list(&[Wanted { config: other, at: second.added[0].at }]);
         assert_eq!((third.added.len(), third.removed.len()), (1, 2), "configured otherwise it is another one");
     }
 }

@@ -1,20 +1,30 @@
 //! What is heard of replicas without a request: whether they answer, what they serve, how much they have to do.
 
-use super::{
-    Proxy, figures,
-    replica::{Endpoint, ReplicaConfig, Target},
-};
+use super::{Proxy, figures, names, replica::Endpoint};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, StatusCode, header};
+use hyper::{HeaderMap, Request, StatusCode, header};
 use serde::Deserialize;
 use std::{
-    collections::BTreeSet,
-    sync::{Arc, PoisonError},
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
 };
-use tokio::{task::JoinSet, time::MissedTickBehavior};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, MissedTickBehavior},
+};
 use warmset_core::routing::Report;
 
+/// How often the router hears that time passes.
+const TICK: Duration = Duration::from_secs(1);
+/// Whoever wants a replica looked at waits at least so long.
+const LOOK_PAUSE_MIN: Duration = Duration::from_millis(50);
+/// All lists are read because of unknown models no more often than this, and so many at a time.
+const LISTS_PAUSE: Duration = Duration::from_secs(1);
+const LISTS_AT_ONCE: usize = 64;
+/// What llama-server says while it begins.
+const LOADING: &[u8] = b"Loading model";
 /// The longest document that is read of a replica.
 const DOCUMENT_BYTES_MAX: usize = 4 << 20;
 /// The models of a replica are asked for again after so many looks.
@@ -46,83 +56,41 @@ struct Generation {
     n_ctx: Option<u64>,
 }
 
-/// Begins to look; returns when every replica was looked at once.
+/// Looks at a replica from now on; what is returned comes with the first look.
+pub(super) fn begin(proxy: &Arc<Proxy>, endpoint: Arc<Endpoint>) -> oneshot::Receiver<()> {
+    let (told, first) = oneshot::channel();
+    tokio::spawn(watch(Arc::downgrade(proxy), endpoint, told));
+    first
+}
+
+/// Begins everything that happens by itself; returns when every replica was looked at once.
 pub(super) async fn start(proxy: &Arc<Proxy>) {
-    let mut first = follow_list(proxy).await;
+    let mut first = names::follow_list(proxy).await;
     while first.join_next().await.is_some() {}
+    repeat(proxy, proxy.config.resolve_interval, async |proxy| names::follow_list(&proxy).await.detach_all());
+    repeat(proxy, TICK, async |proxy| proxy.router().tick(proxy.clock.now()));
+}
+
+/// Does something again and again for as long as there is a gateway. Each has a loop of its own: what is slow holds up
+/// itself.
+fn repeat<F>(proxy: &Arc<Proxy>, interval: Duration, what: impl Fn(Arc<Proxy>) -> F + Send + 'static)
+where
+    F: Future<Output = ()> + Send,
+{
     let weak = Arc::downgrade(proxy);
-    let interval = proxy.config.resolve_interval;
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let Some(proxy) = weak.upgrade() else { break };
-            follow_list(&proxy).await.detach_all();
-            let now = proxy.clock.now();
-            proxy.router().tick(now);
+            what(proxy).await;
         }
     });
 }
 
-/// Looks names up and lets the router know who came and who went. What is returned are the first looks at the new ones.
-pub(super) async fn follow_list(proxy: &Arc<Proxy>) -> JoinSet<()> {
-    let configured = proxy.configured().clone();
-    let mut wanted = Vec::new();
-    for config in &configured {
-        let Ok(target) = Target::of(config) else { continue };
-        match target.name() {
-            None => wanted.push((config.clone(), target, None)),
-            Some((host, port)) => wanted.extend(resolved(proxy, config, &target, (&host, port)).await),
-        }
-    }
-    // Somebody may have changed the list meanwhile: then it is followed again at once by whoever did.
-    let mut endpoints = proxy.endpoints.write().unwrap_or_else(PoisonError::into_inner);
-    if *proxy.configured() != configured {
-        return JoinSet::new();
-    }
-    let changes = endpoints.become_list(&wanted);
-    drop(endpoints);
-    for id in changes.removed {
-        proxy.router().remove(id);
-    }
-    let mut looks = JoinSet::new();
-    for endpoint in changes.added {
-        let (proxy, (told, heard)) = (Arc::downgrade(proxy), tokio::sync::oneshot::channel());
-        tokio::spawn(watch(proxy, endpoint, told));
-        looks.spawn(async move { drop(heard.await) });
-    }
-    looks
-}
-
-/// The places that a name stands for. A name that cannot be looked up stands for what it stood for.
-async fn resolved(
-    proxy: &Proxy,
-    config: &ReplicaConfig,
-    target: &Target,
-    name: (&str, u16),
-) -> Vec<(ReplicaConfig, Target, Option<axum::http::uri::Authority>)> {
-    let looked_up = tokio::time::timeout(proxy.config.probe_timeout, tokio::net::lookup_host(name)).await;
-    let authorities: BTreeSet<String> = match looked_up {
-        Ok(Ok(addresses)) => addresses.map(|address| address.to_string()).collect(),
-        Ok(Err(_)) | Err(_) => {
-            let endpoints = proxy.endpoints();
-            let known = endpoints.all().filter(|endpoint| endpoint.config == *config);
-            let known: BTreeSet<String> = known.map(|endpoint| endpoint.authority.to_string()).collect();
-            if known.is_empty() {
-                tracing::warn!(host = name.0, "the name of a replica cannot be looked up: nothing is sent there");
-            } else {
-                tracing::debug!(host = name.0, "the name of a replica cannot be looked up: it keeps its addresses");
-            }
-            known
-        }
-    };
-    let parsed = authorities.into_iter().filter_map(|text| text.parse().ok());
-    parsed.map(|authority| (config.clone(), target.clone(), Some(authority))).collect()
-}
-
 /// Looks at one replica again and again, until it is no longer in the list.
-async fn watch(proxy: std::sync::Weak<Proxy>, endpoint: Arc<Endpoint>, told: tokio::sync::oneshot::Sender<()>) {
+async fn watch(proxy: Weak<Proxy>, endpoint: Arc<Endpoint>, told: oneshot::Sender<()>) {
     let mut told = Some(told);
     let mut looks = Looks::default();
     loop {
@@ -137,8 +105,22 @@ async fn watch(proxy: std::sync::Weak<Proxy>, endpoint: Arc<Endpoint>, told: tok
             // Nobody may wait for it.
             let _ = told.send(());
         }
-        tokio::time::sleep(pause).await;
+        let called = async {
+            endpoint.look_now.notified().await;
+            tokio::time::sleep(LOOK_PAUSE_MIN).await;
+        };
+        // Either way it is time.
+        let _ = tokio::time::timeout(pause, called).await;
     }
+}
+
+/// What a look says of the life that a replica had before it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Life {
+    #[default]
+    GoesOn,
+    InDoubt,
+    Over,
 }
 
 /// How often one replica was looked at, and when it is asked for what again.
@@ -146,19 +128,20 @@ async fn watch(proxy: std::sync::Weak<Proxy>, endpoint: Arc<Endpoint>, told: tok
 struct Looks {
     until_list: u32,
     until_metrics: u32,
-    lives: u64,
     was_down: bool,
+    life: Life,
+    /// What it has counted so far.
+    counted: f64,
 }
 
 impl Looks {
     async fn look(&mut self, proxy: &Proxy, endpoint: &Endpoint) {
+        if endpoint.gone.swap(false, Ordering::Relaxed) {
+            self.life = Life::Over;
+        }
         let health = get(proxy, endpoint, "/health").await;
-        let trouble = match &health {
-            // A server without this route answers all the same.
-            Ok((status, _)) if status.is_success() || *status == StatusCode::NOT_FOUND => None,
-            Ok((status, _)) => Some(format!("/health answers {status}")),
-            Err(reason) => Some(reason.clone()),
-        };
+        let (trouble, life) = judged(&health);
+        self.life = self.life.max(life);
         let healthy = trouble.is_none();
         {
             let mut heard = endpoint.heard();
@@ -170,26 +153,32 @@ impl Looks {
         if healthy {
             if std::mem::take(&mut self.was_down) {
                 tracing::info!(replica = &*endpoint.name, "a replica answers again");
-                // Whoever was gone has come back with nothing.
-                self.lives += 1;
-                self.until_list = 0;
-                proxy.router().reported(proxy.clock.now(), endpoint.id, Report::CacheCleared);
             }
+            self.tell_life(proxy, endpoint);
             self.read_list(proxy, endpoint).await;
             self.read_metrics(proxy, endpoint).await;
         }
         proxy.router().reported(proxy.clock.now(), endpoint.id, Report::Probe { healthy });
     }
 
+    /// Whoever was gone has come back with nothing.
+    fn tell_life(&mut self, proxy: &Proxy, endpoint: &Endpoint) {
+        let report = match std::mem::take(&mut self.life) {
+            Life::GoesOn => return,
+            Life::InDoubt => Report::MayHaveRestarted,
+            Life::Over => Report::Restarted,
+        };
+        self.until_list = 0;
+        proxy.router().reported(proxy.clock.now(), endpoint.id, report);
+    }
+
     async fn read_list(&mut self, proxy: &Proxy, endpoint: &Endpoint) {
-        if self.until_list > 0 {
+        if self.until_list > 0 && !endpoint.list_is_old.swap(false, Ordering::Relaxed) {
             self.until_list -= 1;
             return;
         }
         let before = endpoint.heard().clone();
-        if let Some(list) = read::<ModelList>(proxy, endpoint, "/v1/models").await {
-            let names = list.data.into_iter().map(|model| model.id).filter(|name| name.len() <= MODEL_NAME_BYTES_MAX);
-            endpoint.heard().models = names.take(MODELS_MAX).collect();
+        if read_models(proxy, endpoint).await {
             self.until_list = LOOKS_PER_LIST;
         }
         if let Some(properties) = read::<Properties>(proxy, endpoint, "/props").await {
@@ -226,7 +215,56 @@ impl Looks {
         if let Some(instance) = figures::instance(&text) {
             router.reported(now, endpoint.id, Report::Instance(instance));
         }
+        // Counters only grow in one life.
+        if let Some(counted) = figures::counted(&text)
+            && std::mem::replace(&mut self.counted, counted) > counted
+        {
+            router.reported(now, endpoint.id, Report::Restarted);
+        }
     }
+}
+
+/// Why a replica cannot be asked, and what that says of the life it had.
+fn judged(health: &Result<(StatusCode, Bytes), LookError>) -> (Option<String>, Life) {
+    match health {
+        // A server without this route answers all the same.
+        Ok((status, _)) if status.is_success() || *status == StatusCode::NOT_FOUND => (None, Life::GoesOn),
+        Ok((StatusCode::LOOP_DETECTED, _)) => {
+            (Some("it is this gateway itself, or leads back to it".to_owned()), Life::GoesOn)
+        }
+        Ok((status, body)) => {
+            let begins = memchr::memmem::find(body, LOADING).is_some();
+            (Some(format!("/health answers {status}")), if begins { Life::Over } else { Life::InDoubt })
+        }
+        Err(error) => (Some(error.reason.clone()), if error.is_gone { Life::Over } else { Life::InDoubt }),
+    }
+}
+
+/// Asks which models a replica has; whether it said so.
+async fn read_models(proxy: &Proxy, endpoint: &Endpoint) -> bool {
+    let Some(list) = read::<ModelList>(proxy, endpoint, "/v1/models").await else { return false };
+    let names = list.data.into_iter().map(|model| model.id).filter(|name| name.len() <= MODEL_NAME_BYTES_MAX);
+    endpoint.heard().models = names.take(MODELS_MAX).collect();
+    true
+}
+
+/// Asks every replica which models it has, because a caller wants one that nobody has; at most once in a while. Who comes
+/// while that is done waits for it.
+pub(super) async fn read_lists(proxy: &Arc<Proxy>) {
+    let mut read_at = proxy.lists_read_at.lock().await;
+    if read_at.is_some_and(|at| at.elapsed() < LISTS_PAUSE) {
+        return;
+    }
+    let endpoints: Vec<_> = proxy.endpoints().all().cloned().collect();
+    let open = endpoints.into_iter().filter(|endpoint| endpoint.config.models.is_empty() && endpoint.heard().healthy);
+    let reads = open.map(async |endpoint| {
+        let before = endpoint.heard().models.clone();
+        if read_models(proxy, &endpoint).await && endpoint.heard().models != before {
+            enter(proxy, &endpoint);
+        }
+    });
+    futures_util::stream::iter(reads).buffer_unordered(LISTS_AT_ONCE).collect::<()>().await;
+    *read_at = Some(Instant::now());
 }
 
 /// Tells the router of a replica, or of what it is by now, unless it has just left the list.
@@ -240,25 +278,43 @@ fn enter(proxy: &Proxy, endpoint: &Endpoint) {
     }
 }
 
+/// Why a look brought nothing.
+struct LookError {
+    reason: String,
+    /// Nobody took the connection.
+    is_gone: bool,
+}
+
+impl LookError {
+    fn other(reason: impl ToString) -> Self {
+        Self { reason: reason.to_string(), is_gone: false }
+    }
+}
+
 async fn read<T: for<'a> Deserialize<'a>>(proxy: &Proxy, endpoint: &Endpoint, path: &str) -> Option<T> {
     let (status, body) = get(proxy, endpoint, path).await.ok()?;
     status.is_success().then(|| serde_json::from_slice(&body).ok()).flatten()
 }
 
-async fn get(proxy: &Proxy, endpoint: &Endpoint, path: &str) -> Result<(StatusCode, Bytes), String> {
+async fn get(proxy: &Proxy, endpoint: &Endpoint, path: &str) -> Result<(StatusCode, Bytes), LookError> {
     let asking = async {
         let mut request = Request::new(Full::default());
-        *request.uri_mut() = endpoint.uri(path).map_err(|error| error.to_string())?;
+        *request.uri_mut() = endpoint.uri(path).map_err(LookError::other)?;
+        let headers = request.headers_mut();
+        headers.insert(header::HOST, endpoint.host.clone());
         if let Some(authorization) = &endpoint.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+            headers.insert(header::AUTHORIZATION, authorization.clone());
         }
-        let response = proxy.upstream.request(request).await.map_err(|error| root_cause(&error))?;
+        proxy.via.extend(&HeaderMap::new(), headers);
+        let response = proxy.upstream.request(request).await;
+        let response =
+            response.map_err(|error| LookError { is_gone: error.is_connect(), reason: root_cause(&error) })?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, DOCUMENT_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
+        let body = Limited::new(body, DOCUMENT_BYTES_MAX).collect().await.map_err(LookError::other)?;
         Ok((head.status, body.to_bytes()))
     };
     let asked = tokio::time::timeout(proxy.config.probe_timeout, asking).await;
-    asked.unwrap_or_else(|_| Err("it does not answer in time".to_owned()))
+    asked.unwrap_or_else(|_| Err(LookError::other("it does not answer in time")))
 }
 
 /// The innermost reason says what happened.

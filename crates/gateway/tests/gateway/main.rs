@@ -5,6 +5,7 @@ mod admin;
 mod dialects;
 mod edge;
 mod openai;
+mod proxy;
 mod shapes;
 mod storm;
 mod support;

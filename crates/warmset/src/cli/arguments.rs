@@ -12,6 +12,7 @@ use clap::{
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use warmset_core::{Bytes, ClockSpeed, ModelName, Priority, gateway::ColdPolicy, targets::Targets};
 use warmset_engine::protocol::EngineKind;
+use warmset_gateway::proxy::ReplicaUrl;
 
 /// OpenAI's upper bound.
 const TEMPERATURE_MAX: f32 = 2.0;
@@ -154,7 +155,7 @@ pub(crate) struct GatewayArguments {
     pub(crate) place: ListenArguments,
     /// A replica, beside those of the configuration
     #[arg(long, value_name = "URL")]
-    pub(crate) replica: Vec<String>,
+    pub(crate) replica: Vec<ReplicaUrl>,
 }
 
 /// The most times as fast as the wall's that a server's time may pass: a day in less than a minute and a half.

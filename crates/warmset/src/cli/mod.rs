@@ -31,14 +31,14 @@ const EXIT_FAILED: u8 = 1;
 
 /// Reads the command line and does what it says. Wrong usage ends the process with exit code 2.
 pub(crate) fn main() -> ExitCode {
-    let matches = Arguments::command().get_matches();
+    let matches = command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Before anything else happens in this process: an engine shuts itself in.
     if let Command::Engine { role } = &arguments.command {
         return warmset_engine::child::run(role.as_deref());
     }
-    if is_serve_elsewhere(&matches) {
-        let reason = "--server says where a server runs already: `warmset serve` takes --listen and --admin-listen";
+    if let Some((name, option)) = unused_option(&matches) {
+        let reason = format!("`warmset {name}` does not use --{option}: see `warmset {name} --help`");
         Arguments::command().error(ErrorKind::ArgumentConflict, reason).exit();
     }
     match dispatch(arguments) {
@@ -50,10 +50,35 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Whether somebody wrote `serve --server`. The environment may name a server for the other commands.
-fn is_serve_elsewhere(matches: &ArgMatches) -> bool {
-    let serve = matches.subcommand_matches("serve");
-    serve.is_some_and(|serve| serve.value_source("server") == Some(ValueSource::CommandLine))
+/// What every command understands and these have no use for: they are no commands of a server or a data directory.
+const UNUSED: [(&str, &[&str]); 4] = [
+    ("serve", &["server"]),
+    ("gateway", &["server", "data"]),
+    ("sim", &["server", "data"]),
+    ("completions", &["server", "data"]),
+];
+
+/// The command line, with a help that does not name what a command has no use for.
+fn command() -> clap::Command {
+    let mut command = Arguments::command();
+    // Only now the subcommands have what every command understands.
+    command.build();
+    for (name, options) in UNUSED {
+        command = command.mut_subcommand(name, |subcommand| {
+            options.iter().fold(subcommand, |changed, option| changed.mut_arg(option, |option| option.hide(true)))
+        });
+    }
+    command
+}
+
+/// An option that somebody wrote for a command that has no use for it, with that command's name. The environment may
+/// say it for the other commands.
+fn unused_option(matches: &ArgMatches) -> Option<(&'static str, &'static str)> {
+    UNUSED.iter().find_map(|(name, options)| {
+        let given = matches.subcommand_matches(name)?;
+        let written = |option: &&&str| given.value_source(option) == Some(ValueSource::CommandLine);
+        options.iter().find(written).map(|option| (*name, *option))
+    })
 }
 
 fn dispatch(arguments: Arguments) -> Result<ExitCode> {
@@ -112,7 +137,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Sim(arguments) => done(sim::run(&arguments, output)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Arguments::command(), "warmset", &mut script);
+            clap_complete::generate(shell, &mut command(), "warmset", &mut script);
             output::print_bytes(&script);
             Ok(ExitCode::SUCCESS)
         }
@@ -148,12 +173,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_not_told_where_a_server_runs() {
-        let elsewhere = |line: &[&str]| is_serve_elsewhere(&Arguments::command().get_matches_from(line));
-        assert!(elsewhere(&["warmset", "serve", "--server", "127.0.0.1:1"]));
-        assert!(elsewhere(&["warmset", "--server", "127.0.0.1:1", "serve"]));
-        assert!(!elsewhere(&["warmset", "serve"]));
-        assert!(!elsewhere(&["warmset", "doctor", "--server", "127.0.0.1:1"]));
+    fn an_option_that_a_command_has_no_use_for_is_refused_and_not_shown() {
+        let unused = |line: &[&str]| unused_option(&command().get_matches_from(line));
+        assert_eq!(unused(&["warmset", "serve", "--server", "127.0.0.1:1"]), Some(("serve", "server")));
+        assert_eq!(unused(&["warmset", "--server", "127.0.0.1:1", "serve"]), Some(("serve", "server")));
+        assert_eq!(unused(&["warmset", "gateway", "--data", "/tmp"]), Some(("gateway", "data")));
+        assert_eq!(unused(&["warmset", "serve", "--data", "/tmp"]), None);
+        assert_eq!(unused(&["warmset", "gateway"]), None);
+        assert_eq!(unused(&["warmset", "doctor", "--server", "127.0.0.1:1"]), None);
+        let mut all = command();
+        for (name, options) in UNUSED {
+            let help = all.find_subcommand_mut(name).expect("a command").render_long_help().to_string();
+            assert!(
+                help.contains("--json") && options.iter().all(|option| !help.contains(&format!("--{option} "))),
+                "{help}"
+            );
+        }
+        assert!(all.find_subcommand_mut("doctor").expect("a command").render_help().to_string().contains("--server "));
     }
 
     #[test]

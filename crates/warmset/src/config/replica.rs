@@ -4,7 +4,7 @@ use super::{
     reader::{self, Reader, Section},
     required,
 };
-use warmset_gateway::proxy::ReplicaConfig;
+use warmset_gateway::proxy::{ReplicaConfig, ReplicaUrl};
 
 /// The only kind there is: a server with OpenAI's routes.
 const KIND: &str = "openai";
@@ -26,27 +26,19 @@ pub(super) fn read_replicas(reader: &mut Reader<'_>, sections: Vec<Section<'_>>)
 }
 
 fn read_replica(reader: &mut Reader<'_>, mut section: Section<'_>) -> Option<ReplicaConfig> {
-    let url = required(reader, &mut section, "url", |value| {
-        let url = reader::text(value)?;
-        ReplicaConfig::new(&url).check()?;
-        Ok(url)
-    });
+    let url = required(reader, &mut section, "url", |value| reader::text(value)?.parse::<ReplicaUrl>());
     section.take(reader, "kind", |value| match reader::text(value)?.as_str() {
         KIND => Ok(()),
         other => Err(format!("there is no kind {other:?} of replica: write \"{KIND}\"")),
     });
     let api_key =
         section.take(reader, "api_key_env", |value| ReplicaConfig::key_from_environment(&reader::text(value)?));
-    let replica = ReplicaConfig {
-        url: url.clone().unwrap_or_default(),
-        api_key,
-        models: section.take(reader, "models", reader::texts).unwrap_or_default(),
-        slots: section.take(reader, "slots", reader::integer(1, SLOTS_MAX)),
-        capacity_tokens: section.take(reader, "capacity_tokens", reader::integer(1, u32::MAX)).map(u64::from),
-        weight: section.take(reader, "weight", weight).unwrap_or(1.0),
-    };
+    let models = section.take(reader, "models", reader::texts).unwrap_or_default();
+    let slots = section.take(reader, "slots", reader::integer(1, SLOTS_MAX));
+    let capacity_tokens = section.take(reader, "capacity_tokens", reader::integer(1, u32::MAX)).map(u64::from);
+    let weight = section.take(reader, "weight", weight).unwrap_or(1.0);
     section.finish(reader);
-    url.map(|_| replica)
+    Some(ReplicaConfig { url: url?, api_key, models, slots, capacity_tokens, weight })
 }
 
 fn weight(value: &toml::de::DeValue<'_>) -> Result<f64, String> {
