@@ -9,6 +9,7 @@ use std::{vec, vec::Vec};
 
 const REPLICAS: u32 = 6;
 const TENANTS: u64 = 12;
+const MODELS: [ModelKey; 2] = [MODEL, ModelKey(8)];
 
 #[derive(Debug, Clone)]
 enum Step {

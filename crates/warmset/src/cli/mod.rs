@@ -31,7 +31,7 @@ const EXIT_FAILED: u8 = 1;
 
 /// Reads the command line and does what it says. Wrong usage ends the process with exit code 2.
 pub(crate) fn main() -> ExitCode {
-    let matches = command().get_matches();
+    let matches = command_line().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Before anything else happens in this process: an engine shuts itself in.
     if let Command::Engine { role } = &arguments.command {
@@ -59,14 +59,13 @@ const UNUSED: [(&str, &[&str]); 4] = [
 ];
 
 /// The command line, with a help that does not name what a command has no use for.
-fn command() -> clap::Command {
+fn command_line() -> clap::Command {
     let mut command = Arguments::command();
-    // Only now the subcommands have what every command understands.
-    command.build();
     for (name, options) in UNUSED {
-        command = command.mut_subcommand(name, |subcommand| {
-            options.iter().fold(subcommand, |changed, option| changed.mut_arg(option, |option| option.hide(true)))
-        });
+        // What a subcommand says of its own of such an option counts for it.
+        let everywhere = command.get_arguments().filter(|option| options.contains(&option.get_id().as_str()));
+        let hidden: Vec<_> = everywhere.map(|option| option.clone().hide(true)).collect();
+        command = command.mut_subcommand(name, |subcommand| subcommand.args(hidden));
     }
     command
 }
@@ -137,7 +136,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Command::Sim(arguments) => done(sim::run(&arguments, output)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "warmset", &mut script);
+            clap_complete::generate(shell, &mut command_line(), "warmset", &mut script);
             output::print_bytes(&script);
             Ok(ExitCode::SUCCESS)
         }
@@ -174,14 +173,15 @@ mod tests {
 
     #[test]
     fn an_option_that_a_command_has_no_use_for_is_refused_and_not_shown() {
-        let unused = |line: &[&str]| unused_option(&command().get_matches_from(line));
+        let unused = |line: &[&str]| unused_option(&command_line().get_matches_from(line));
         assert_eq!(unused(&["warmset", "serve", "--server", "127.0.0.1:1"]), Some(("serve", "server")));
         assert_eq!(unused(&["warmset", "--server", "127.0.0.1:1", "serve"]), Some(("serve", "server")));
         assert_eq!(unused(&["warmset", "gateway", "--data", "/tmp"]), Some(("gateway", "data")));
         assert_eq!(unused(&["warmset", "serve", "--data", "/tmp"]), None);
         assert_eq!(unused(&["warmset", "gateway"]), None);
         assert_eq!(unused(&["warmset", "doctor", "--server", "127.0.0.1:1"]), None);
-        let mut all = command();
+        let mut all = command_line();
+        all.build();
         for (name, options) in UNUSED {
             let help = all.find_subcommand_mut(name).expect("a command").render_long_help().to_string();
             assert!(
