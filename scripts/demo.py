@@ -4,6 +4,7 @@ Every step is checked: if a cold start was not cold, or nobody was evicted, it f
 up when it is done.
 """
 
+import collections
 import contextlib
 import os
 import shutil
@@ -56,6 +57,9 @@ def check_ports():
                 raise StepFailed(f"port {port} is in use: stop what listens there (an earlier `make demo KEEP=1`?) and try again")
 
 
+Answer = collections.namedtuple("Answer", "text tokens cached")
+
+
 class Demo:
     def __init__(self, server):
         self.server = server
@@ -81,6 +85,14 @@ class Demo:
         say(f"{model}: {' '.join(words.split())!r}")
         say(f"{start} start, first word after {first:.2f} s, whole answer after {whole:.2f} s, digest {digest[:19]}…")
         return first
+
+    def long_prompt(self, model):
+        """A prompt of several hundred tokens, and how many of them were not computed."""
+        text = " ".join(f"Item {number} of the list is the number {number * number}." for number in range(40))
+        answer = self.client.completions.create(model=model, prompt=text, max_tokens=8, temperature=0)
+        usage = answer.usage
+        say(f"{model}: {usage.prompt_tokens} tokens of prompt, {usage.prompt_tokens_details.cached_tokens} of them known")
+        return Answer(answer.choices[0].text, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
 
     def ledger(self):
         """Shows who holds which bytes."""
@@ -135,6 +147,22 @@ def play(demo, files):
     demo.ledger()
     print()
     print("\n".join("  " + line for line in server.cli("model", "list").stdout.splitlines()))
+
+    title("A long prompt, computed once; then the server is killed and started again")
+    first_answer = demo.long_prompt(third)
+    check(first_answer.cached == 0, "nothing is known of a new prompt")
+    warmset.wait_for(lambda: any(view["disk_blocks"] for view in kept(server)), "its KV is on disk", seconds=60)
+    server.kill()
+    server.start()
+    again = demo.long_prompt(third)
+    check(again.cached > 0, "the prompt was computed again")
+    check(again.text == first_answer.text, "the answer has changed")
+    say(f"the same answer; {again.cached} of {again.tokens} tokens came from disk instead of being computed")
+    print("\n".join("  " + line for line in server.cli("kv").stdout.splitlines()))
+
+
+def kept(server):
+    return server.admin_json("/admin/v1/kv")["models"]
 
 
 def main():

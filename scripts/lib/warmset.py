@@ -320,7 +320,7 @@ def split_labels(labels):
 
 def used_bytes(memory):
     """Everything of a tier that is not free: what must never exceed its capacity."""
-    return sum(memory[state] for state in ("reserve", "loading", "resident", "unloading"))
+    return sum(memory[state] for state in ("reserve", "loading", "resident", "unloading", "kv"))
 
 
 # What the operating system says.

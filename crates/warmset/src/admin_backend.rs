@@ -27,6 +27,7 @@ use std::{
 use warmset_catalog::{CatalogError, Measurement};
 use warmset_core::{
     Digest, MemoryVector, ModelName, PoolName, WorkerId,
+    memory::HOST,
     worker::{LedgerLine, ModelState, PoolMemory},
 };
 use warmset_gateway::{
@@ -330,7 +331,7 @@ impl Server {
             json!({
                 "tier": tier.tier, "capacity_bytes": tier.capacity, "reserve_bytes": tier.reserve,
                 "loading_bytes": tier.loading, "resident_bytes": tier.resident,
-                "unloading_bytes": tier.unloading, "free_bytes": tier.free,
+                "unloading_bytes": tier.unloading, "kv_bytes": tier.kv, "free_bytes": tier.free,
             })
         });
         json!({
@@ -344,6 +345,9 @@ impl Server {
             let sum = |part: fn(&PoolMemory) -> &MemoryVector| {
                 report.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(part(pool).get(device)))
             };
+            // KV lies in what models leave of the host's memory.
+            let free = sum(|pool| &pool.free);
+            let kv = if device == HOST { self.kv.as_ref().map_or(0, KvHandle::host_bytes).min(free) } else { 0 };
             TierBytes {
                 tier: tier.clone(),
                 capacity: report.capacity.get(device),
@@ -351,8 +355,8 @@ impl Server {
                 loading: sum(|pool| &pool.loading),
                 resident: sum(|pool| &pool.resident),
                 unloading: sum(|pool| &pool.unloading),
-                kv: 0,
-                free: sum(|pool| &pool.free),
+                kv,
+                free: free - kv,
             }
         });
         tiers.collect()

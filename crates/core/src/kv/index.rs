@@ -189,10 +189,10 @@ impl Index {
     pub(super) fn collect(&mut self, mut number: BlockNumber) {
         while number != NONE && self.blocks[number as usize].is_idle_ghost() {
             let (key, parent) = (self.blocks[number as usize].key, self.blocks[number as usize].parent);
-            if let Ok(entry) = self.table.find_entry(hash(key), |other| *other == number) {
-                entry.remove();
-                self.free.push(number);
-            }
+            // A number that is free already has nothing to give up a second time.
+            let Ok(entry) = self.table.find_entry(hash(key), |other| *other == number) else { return };
+            entry.remove();
+            self.free.push(number);
             if parent != NONE {
                 let children = &mut self.blocks[parent as usize].children;
                 *children = children.saturating_sub(1);
@@ -220,6 +220,20 @@ mod tests {
         index.set_slot(child, NONE);
         index.collect(child);
         assert_eq!(index.len(), 0);
+    }
+
+    #[test]
+    fn a_block_that_is_forgotten_twice_is_missed_once() {
+        let mut index = Index::default();
+        let parent = index.intern(BlockKeyShort(1), 0, 0);
+        let (one, other) = (index.intern(BlockKeyShort(2), 0, 1), index.intern(BlockKeyShort(3), 0, 1));
+        index.attach(one, parent);
+        index.attach(other, parent);
+        index.set_slot(other, 7);
+        index.collect(one);
+        index.collect(one);
+        assert_eq!(index.get(parent).children, 1);
+        assert_eq!(index.find(BlockKeyShort(1)), Some(parent));
     }
 
     proptest! {

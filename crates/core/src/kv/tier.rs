@@ -239,6 +239,7 @@ impl Tier {
                 return Some(slot);
             }
             if !self.evict_least(order, actions) {
+                self.note_pressure(order);
                 return None;
             }
         }
@@ -250,16 +251,18 @@ impl Tier {
         if order >= below {
             return false;
         }
-        let block = self.index.get(number);
-        let model = self.model_of(block);
-        if self.host.bytes_max < self.settings.host_bytes_max {
-            let loss = worth::demand_per_second(block.score, self.now) * self.rewarm_seconds(block);
-            let bytes = self.known[usize::from(model)].payload_bytes;
-            self.pressed = self.pressed.max(crate::residency::worth(loss, 1.0, bytes));
-        }
+        self.note_pressure(order);
+        let model = self.model_of(self.index.get(number));
         self.known[usize::from(model)].figures.evicted_blocks += 1;
         self.leave_host(number, actions);
         true
+    }
+
+    /// Something of this worth has no place in host memory, of which models take a part.
+    fn note_pressure(&mut self, order: u64) {
+        if self.host.bytes_max < self.settings.host_bytes_max {
+            self.pressed = self.pressed.max(worth::of_order(order, self.now));
+        }
     }
 
     /// Takes a block out of host memory. Nobody may be using it.

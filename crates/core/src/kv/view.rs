@@ -150,6 +150,11 @@ impl Tier {
         (first, last)
     }
 
+    /// Host bytes that blocks take.
+    pub fn host_bytes(&self) -> Bytes {
+        self.host.bytes_used
+    }
+
     /// What there is and what it was good for.
     pub fn view(&self) -> TierView {
         let mut counts = alloc::vec![(0u64, 0u64); self.known.len()];

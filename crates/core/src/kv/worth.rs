@@ -21,6 +21,7 @@ pub(super) fn used(score: f64, now: Instant) -> f64 {
 }
 
 /// Uses per second that a score stands for.
+#[cfg(test)]
 pub(super) fn demand_per_second(score: f64, now: Instant) -> f64 {
     libm::exp(score - fading(now)) * core::f64::consts::LN_2 / HALF_LIFE.as_secs_f64()
 }
@@ -32,6 +33,12 @@ pub(super) fn order(score: f64, rewarm_seconds: f64, bytes: u64) -> u64 {
     let bits = logarithm.to_bits();
     let sorted = if bits >> 63 == 0 { bits | 1 << 63 } else { !bits };
     sorted.max(1)
+}
+
+/// Seconds saved per second and byte that a place in the order stands for now.
+pub(super) fn of_order(order: u64, now: Instant) -> f64 {
+    let bits = if order >> 63 == 1 { order & !(1 << 63) } else { !order };
+    libm::exp(f64::from_bits(bits) - fading(now)) * core::f64::consts::LN_2 / HALF_LIFE.as_secs_f64()
 }
 
 #[cfg(test)]
@@ -50,6 +57,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn an_order_tells_the_worth(uses in 1u64..100_000, seconds in 1e-6f64..1e3, bytes in 1u64..1 << 40, later in 0u64..100_000) {
+            let score = used(f64::NEG_INFINITY, Instant::after(Duration::from_secs(uses)));
+            let now = Instant::after(Duration::from_secs(uses + later));
+            let worth = crate::residency::worth(demand_per_second(score, now), seconds, bytes);
+            let told = of_order(order(score, seconds, bytes), now);
+            prop_assert!((told / worth - 1.0).abs() < 1e-6, "{told} for {worth}");
+        }
+
         #[test]
         fn the_order_is_that_of_worth(one in (-50f64..50.0, 1e-6f64..1e3), other in (-50f64..50.0, 1e-6f64..1e3)) {
             let worth = |(score, seconds): (f64, f64)| libm::exp(score) * seconds;

@@ -115,7 +115,7 @@ fn administered() -> Value {
     let fetch = json!({ "name": text(), "done_bytes": whole(), "total_bytes": nullable(whole()) });
     let tier = json!({
         "tier": text(), "capacity_bytes": whole(), "reserve_bytes": whole(), "loading_bytes": whole(),
-        "resident_bytes": whole(), "unloading_bytes": whole(), "free_bytes": whole(),
+        "resident_bytes": whole(), "unloading_bytes": whole(), "kv_bytes": whole(), "free_bytes": whole(),
     });
     let memory = object(
         &["tiers", "pools", "overhead_bytes", "oldest_pending_load_seconds"],

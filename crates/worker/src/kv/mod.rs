@@ -109,14 +109,17 @@ pub struct KvHandle {
     commands: mpsc::UnboundedSender<KvCommand>,
     /// The limit that was told last.
     limit: Arc<AtomicU64>,
+    /// Host bytes that blocks take now.
+    held: Arc<AtomicU64>,
 }
 
 impl KvHandle {
     /// Starts the tier. Call it within a Tokio runtime.
     pub fn start(config: KvConfig, clock: Clock) -> Result<Self, StoreError> {
         let (commands, receiver) = mpsc::unbounded_channel();
-        tokio::spawn(RunLoop::new(config, clock, commands.downgrade())?.run(receiver));
-        Ok(Self { commands, limit: Arc::new(AtomicU64::new(u64::MAX)) })
+        let held = Arc::new(AtomicU64::new(0));
+        tokio::spawn(RunLoop::new(config, clock, commands.downgrade(), Arc::clone(&held))?.run(receiver));
+        Ok(Self { commands, limit: Arc::new(AtomicU64::new(u64::MAX)), held })
     }
 
     /// What there is and what it was good for; none if the tier has ended.
@@ -124,6 +127,11 @@ impl KvHandle {
         let (answer, receiver) = oneshot::channel();
         self.tell(KvCommand::View(answer));
         receiver.await.ok()
+    }
+
+    /// Host bytes that blocks take now.
+    pub fn host_bytes(&self) -> Bytes {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Tells an agent from now on when blocks leave that models take the room of.

@@ -4,7 +4,10 @@ use super::{KvCommand, KvConfig, KvOrder, Life, disk::Disk, gather::Gathering};
 use crate::{config::Clock, handle::Command, timer::until};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use warmset_core::{
@@ -47,6 +50,8 @@ pub(super) struct RunLoop {
     disk: Option<Disk>,
     /// Who shares out the memory.
     agent: Option<UnboundedSender<Command>>,
+    /// Where the host bytes of blocks are told.
+    held: Arc<AtomicU64>,
     engines: BTreeMap<Life, Engine>,
     requests: HashMap<RequestId, Life>,
     saves: BTreeMap<SaveId, Save>,
@@ -59,11 +64,13 @@ impl RunLoop {
         config: KvConfig,
         clock: Clock,
         commands: WeakUnboundedSender<KvCommand>,
+        held: Arc<AtomicU64>,
     ) -> Result<Self, StoreError> {
         let disk = config.disk.map(|disk| Disk::open(disk, commands.clone())).transpose()?;
         Ok(Self {
             disk,
             agent: None,
+            held,
             host_bytes_max: config.settings.host_bytes_max,
             tier: Tier::new(config.settings),
             clock,
@@ -236,6 +243,7 @@ impl RunLoop {
     fn happen(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.tier.handle(self.clock.now(), event, &mut actions);
+        self.held.store(self.tier.host_bytes(), Ordering::Relaxed);
         for action in actions {
             self.act(action);
         }

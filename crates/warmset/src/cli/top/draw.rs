@@ -21,10 +21,11 @@ const EVENT_LINES: u16 = 8;
 /// Columns of a tier's bar.
 const BAR_COLUMNS: usize = 40;
 /// What a bar is made of, in order: the field of the tier, the sign, the colour.
-const BAR: [(&str, &str, Color); 4] = [
+const BAR: [(&str, &str, Color); 5] = [
     ("resident_bytes", "█", Color::Green),
     ("loading_bytes", "▓", Color::Yellow),
     ("unloading_bytes", "▒", Color::Magenta),
+    ("kv_bytes", "▚", Color::Cyan),
     ("reserve_bytes", "░", Color::DarkGray),
 ];
 const FREE: &str = "·";
@@ -214,7 +215,7 @@ mod tests {
         json!({
             "memory": {
                 "tiers": [{"tier": "host", "capacity_bytes": 4u64 << 30, "reserve_bytes": 1u64 << 30, "loading_bytes": 1,
-                           "resident_bytes": 1u64 << 30, "unloading_bytes": 0, "free_bytes": 2u64 << 30}],
+                           "resident_bytes": 1u64 << 30, "unloading_bytes": 0, "kv_bytes": 0, "free_bytes": 2u64 << 30}],
                 "pools": [{"pool": "small", "thrash_alarm": true}],
             },
             "models": [

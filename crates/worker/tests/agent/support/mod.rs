@@ -13,7 +13,7 @@ use warmset_core::{
     worker::{LedgerLine, LoadError, ModelSpec, ModelState, Settings, StartKind},
 };
 use warmset_engine::protocol::{EngineKind, SyntheticFailure, SyntheticSpec};
-use warmset_worker::{Agent, AgentConfig, AgentHandle, Artifacts, Assignment, Clock, ModelConfig};
+use warmset_worker::{Agent, AgentConfig, AgentHandle, Artifacts, Assignment, Clock, KvHandle, ModelConfig};
 
 /// Longer than anything here takes on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -127,7 +127,18 @@ impl World {
     }
 
     pub(crate) fn with(settings: Settings, spare: bool, record: Option<&str>) -> Self {
+        Self::keeping(settings, spare, record, |_| None)
+    }
+
+    /// A worker that keeps KV as the function says, which is given the directory of the test.
+    pub(crate) fn keeping(
+        settings: Settings,
+        spare: bool,
+        record: Option<&str>,
+        keep: impl FnOnce(&Path) -> Option<KvHandle>,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        let kv = keep(directory.path());
         let program = own_program(directory.path());
         let shelf = Arc::new(Shelf::default());
         let config = AgentConfig {
@@ -139,7 +150,7 @@ impl World {
             spare,
             record: record.map(|name| directory.path().join(name)),
             artifacts: Arc::clone(&shelf) as Arc<dyn Artifacts>,
-            kv: None,
+            kv,
             clock: Clock::start(),
         };
         let agent = Agent::start(config, Vec::new()).unwrap();
