@@ -240,7 +240,10 @@ mod tests {
         let bar = "█".repeat(10) + "▓" + &"░".repeat(10) + &"·".repeat(19);
         assert_eq!(
             lines[1].split("  ").collect::<Vec<_>>()[1..],
-            [bar.as_str(), "resident 1.0 GiB, loading 1 B, unloading 0 B, reserve 1.0 GiB, free 2.0 GiB of 4.0 GiB"]
+            [
+                bar.as_str(),
+                "resident 1.0 GiB, loading 1 B, unloading 0 B, kv 0 B, reserve 1.0 GiB, free 2.0 GiB of 4.0 GiB"
+            ]
         );
         let model: Vec<&str> = lines[3].split_whitespace().collect();
         let expected =
