@@ -18,7 +18,7 @@ import warmset
 from warmset import Events, Sampler, percentile, synthetic_model, wait_for
 
 # What an engine's process holds beside its model, rounded up: so little that one model more never fits.
-PROCESS_MEBIBYTES = 3
+PROCESS_MEBIBYTES = 4
 RESERVE_MEBIBYTES = 64
 
 
