@@ -154,18 +154,27 @@ fn plan(arguments: ServeArguments) -> Result<Plan> {
     })
 }
 
-/// Which of the two run loops has ended without being told to. Without either a server answers nobody, so it ends and
+/// Which of the run loops has ended without being told to. Without each of them a server answers nobody, so it ends and
 /// lets whoever watches it start another: that one begins with what was warm.
 async fn broken(server: &Server) -> &'static str {
     let part = tokio::select! {
         () = server.agent.ended() => "worker",
         () = server.frontend.ended() => "gateway",
+        () = ended(server.kv.as_ref()) => "KV tier",
     };
     if server.draining.load(Ordering::Acquire) {
         // It was told to.
         std::future::pending().await
     }
     part
+}
+
+/// Resolves when the KV tier has ended; never without one.
+async fn ended(kv: Option<&KvHandle>) {
+    match kv {
+        Some(kv) => kv.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The configuration, and where callers and administrators are listened to.

@@ -232,8 +232,12 @@ impl Life {
                     return exit;
                 },
                 order = next_of(&mut self.kv) => {
+                    let is_opened = matches!(order, KvOrder::Open { .. } | KvOrder::Nothing);
                     if let Some(kv) = &mut self.kv {
                         kv.obey(order, &process);
+                    }
+                    if is_opened {
+                        self.prove(&process);
                     }
                     self.stop_if_saved(&process);
                 },
@@ -287,6 +291,18 @@ impl Life {
         }
     }
 
+    /// The model is loaded and has what it needs: it answers its canary, if it has one, and is measured.
+    fn prove(&mut self, process: &EngineProcess) {
+        match self.birth.model.canary.take() {
+            Some(canary) => {
+                let (asking, question) = Asking::begin(canary);
+                self.asking = Some(asking);
+                process.send(to_engine(CANARY_REQUEST, question));
+            }
+            None => self.measuring = Some(self.measure(process.pid())),
+        }
+    }
+
     /// An engine that is to stop puts out first what it has begun to.
     fn stop_if_saved(&mut self, process: &EngineProcess) {
         let saving = self.kv.as_ref().is_some_and(Client::is_saving);
@@ -309,18 +325,14 @@ impl Life {
             FromEngine::LoadProgress { fraction } => self.tell(Command::LoadProgress(digest, fraction)),
             FromEngine::Loaded(info) => {
                 self.loaded_after = self.began.elapsed();
-                if let (Some(kv), Some(layout)) = (&mut self.kv, &info.kv) {
-                    kv.open(digest, layout.clone(), process.build(), info.context_tokens);
-                }
-                match self.birth.model.canary.take() {
-                    Some(canary) => {
-                        let (asking, question) = Asking::begin(canary);
-                        self.asking = Some(asking);
-                        process.send(to_engine(CANARY_REQUEST, question));
-                    }
-                    None => self.measuring = Some(self.measure(process.pid())),
-                }
+                let waits = match (&mut self.kv, &info.kv) {
+                    (Some(kv), Some(layout)) => kv.open(digest, layout.clone(), process.build(), info.context_tokens),
+                    _ => false,
+                };
                 self.info = Some(info);
+                if !waits {
+                    self.prove(process);
+                }
             }
             FromEngine::LoadFailed { message, permanent } => {
                 self.report(Event::LoadFailed { digest, generation, error: LoadError { message, permanent } });

@@ -21,6 +21,8 @@ use warmset_store::arena::{Arena, Staging};
 pub(crate) enum KvOrder {
     /// Its memory, and what it is known by from now on.
     Open { life: Life, open: KvOpen, arena: Arc<Arena>, staging: Arc<Staging> },
+    /// It gets none: nothing of its KV is kept.
+    Nothing,
     /// Something to say to it.
     Say(ToEngine),
 }
@@ -58,10 +60,15 @@ impl Client {
         }
     }
 
-    /// The model is loaded.
-    pub(crate) fn open(&mut self, model: Digest, layout: KvLayout, build: &str, context_tokens: u32) {
+    /// The model is loaded. Whether its memory, or that it gets none, is to be waited for: then its first request finds
+    /// what is kept like every other.
+    pub(crate) fn open(&mut self, model: Digest, layout: KvLayout, build: &str, context_tokens: u32) -> bool {
+        if self.handle.has_ended() {
+            return false;
+        }
         let orders = self.sender.clone();
         self.handle.tell(KvCommand::Open { model, layout, build: build.to_owned(), context_tokens, orders });
+        true
     }
 
     /// What is to be said to the engine next.
@@ -84,6 +91,7 @@ impl Client {
                 }
                 process.send(ToEngine::KvOpen(open));
             }
+            KvOrder::Nothing => {}
             KvOrder::Say(message) => {
                 if let ToEngine::SaveSkip { save } | ToEngine::SaveEnd { save } = &message {
                     self.saves.remove(save);
@@ -104,14 +112,16 @@ impl Client {
     pub(crate) fn grant(&mut self, request: RequestId, process: &EngineProcess) {
         let prepared = self.prepared.remove(&request).filter(|prepared| !prepared.keys.is_empty());
         match (self.life, prepared, self.domains.get(&request)) {
-            (Some(life), Some(prepared), Some(domain)) => self.handle.tell(KvCommand::Ask {
-                life,
-                request,
-                domain: *domain,
-                keys: prepared.keys,
-                prompt_tokens: prepared.prompt_tokens,
-                device_tokens: prepared.device_tokens,
-            }),
+            (Some(life), Some(prepared), Some(domain)) if !self.handle.has_ended() => {
+                self.handle.tell(KvCommand::Ask {
+                    life,
+                    request,
+                    domain: *domain,
+                    keys: prepared.keys,
+                    prompt_tokens: prepared.prompt_tokens,
+                    device_tokens: prepared.device_tokens,
+                })
+            }
             _ => process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } }),
         }
     }
@@ -169,7 +179,7 @@ impl Drop for Client {
         // Its memory may be on the way still.
         let coming = std::iter::from_fn(|| self.orders.try_recv().ok()).find_map(|order| match order {
             KvOrder::Open { life, .. } => Some(life),
-            KvOrder::Say(_) => None,
+            KvOrder::Nothing | KvOrder::Say(_) => None,
         });
         let life = self.life.or(coming);
         for (request, _) in self.domains.drain() {

@@ -129,6 +129,16 @@ impl KvHandle {
         receiver.await.ok()
     }
 
+    /// Resolves once the tier has ended, however that came.
+    pub async fn ended(&self) {
+        self.commands.closed().await;
+    }
+
+    /// Whether nobody is there any more who could answer.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.commands.is_closed()
+    }
+
     /// Host bytes that blocks take now.
     pub fn host_bytes(&self) -> Bytes {
         self.held.load(Ordering::Relaxed)

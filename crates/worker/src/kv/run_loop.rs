@@ -145,6 +145,7 @@ impl RunLoop {
         }
     }
 
+    /// Gives an engine its memory, or says that it gets none: it waits for that.
     fn open(
         &mut self,
         model: Digest,
@@ -156,22 +157,12 @@ impl RunLoop {
         let identity = KvIdentity::new(&model, &layout.description, build);
         let payload_bytes = u64::from(warmset_core::kv::BLOCK_TOKENS) * layout.state.cell_bytes();
         let slot_bytes = HEADER_BYTES as u64 + payload_bytes.next_multiple_of(PAGE_BYTES);
-        let slots = u32::try_from(self.host_bytes_max / slot_bytes).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
-        if slots == 0 || payload_bytes == 0 {
-            tracing::info!(%model, slot_bytes, "a block of this model's KV is larger than all of [kv] host; none is kept");
-            return;
-        }
-        let arena = match self.arenas.get(&identity) {
-            Some(arena) => Ok(Arc::clone(arena)),
-            None => Arena::create(ARENA_NAME, slot_bytes, slots),
-        };
         let staging_bytes = layout.state.state_bytes(u64::from(context_tokens));
-        let memory = arena.and_then(|arena| Ok((arena, Arc::new(Staging::create(STAGING_NAME, staging_bytes)?))));
-        let (arena, staging) = match memory {
-            Ok(memory) => memory,
-            Err(error) => return tracing::error!(%model, %error, "no memory for KV; none is kept"),
+        let Some((arena, staging)) = self.memory(&model, identity, slot_bytes, staging_bytes) else {
+            // An engine that is gone waits for nothing.
+            let _ = orders.send(KvOrder::Nothing);
+            return;
         };
-        self.arenas.insert(identity, Arc::clone(&arena));
         self.last_life += 1;
         let life = Life(self.last_life);
         let open = KvOpen { identity, slot_bytes, slots: arena.slots(), staging_bytes: staging.bytes() };
@@ -182,6 +173,36 @@ impl RunLoop {
         }
         self.engines.insert(life, Engine { identity, layout: layout.state.clone(), staging, orders });
         self.happen(Event::Opened { model, identity, payload_bytes, slot_bytes });
+    }
+
+    /// The arena of a model's KV, and a staging area for one of its engines.
+    fn memory(
+        &mut self,
+        model: &Digest,
+        identity: KvIdentity,
+        slot_bytes: u64,
+        staging_bytes: u64,
+    ) -> Option<(Arc<Arena>, Arc<Staging>)> {
+        let slots = u32::try_from(self.host_bytes_max / slot_bytes).unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
+        if slots == 0 || slot_bytes == HEADER_BYTES as u64 {
+            tracing::info!(%model, slot_bytes, "a block of this model's KV is larger than all of [kv] host; none is kept");
+            return None;
+        }
+        let arena = match self.arenas.get(&identity) {
+            Some(arena) => Ok(Arc::clone(arena)),
+            None => Arena::create(ARENA_NAME, slot_bytes, slots),
+        };
+        let memory = arena.and_then(|arena| Ok((arena, Arc::new(Staging::create(STAGING_NAME, staging_bytes)?))));
+        match memory {
+            Ok((arena, staging)) => {
+                self.arenas.insert(identity, Arc::clone(&arena));
+                Some((arena, staging))
+            }
+            Err(error) => {
+                tracing::error!(%model, %error, "no memory for KV; none is kept");
+                None
+            }
+        }
     }
 
     /// An engine is gone: what it was asked, and what it was about to put out, is over.
