@@ -2,8 +2,9 @@
 
 Resumed: some conversations, the server stopped and started again, each goes on. There llama-server is told to save a slot after
 each and to restore it before, which counts; of us nothing is asked. Interleaved: each conversation has its turn once a round,
-in an order drawn anew, with one sequence and a host cache of the same bytes on both sides that holds half of them. Claim: the
-time to the first token is at most half of llama-server's, p50 and p99, of turns after the first.
+in an order drawn anew, with one sequence and a host cache of the same bytes on both sides that holds half of them. The sides
+take turns, so that each has a pause after every answer; `--back-to-back` gives none. Claim: the time to the first token is at
+most half of llama-server's, p50 and p99, of turns after the first.
 """
 
 import argparse
@@ -31,6 +32,7 @@ def arguments():
     parser.add_argument("--held", type=int, default=10, help="for how many of them the host cache has room")
     parser.add_argument("--turns", type=int, default=2, help="of each interleaved conversation that are measured")
     parser.add_argument("--resumed", type=int, default=10, help="conversations that are resumed after a restart")
+    parser.add_argument("--back-to-back", action="store_true", help="all of one side without a pause, then all of the other")
     return parser.parse_args()
 
 
@@ -73,8 +75,9 @@ class Ours:
     def figures(self):
         view = self.view()
         model, = view["models"]
-        names = ("lookup_tokens", "hit_tokens", "reloaded", "recomputed", "abandoned", "evicted_blocks")
-        return {**{name: model[name] for name in names}, "disk_read_bytes_per_second": view["disk_read_bytes_per_second"]}
+        names = ("lookup_tokens", "hit_tokens", "reloaded", "recomputed", "abandoned", "saved_blocks", "evicted_blocks")
+        bandwidth = "disk_read_bytes_per_second"
+        return {**{name: model[name] for name in names}, "saves_lost": view["saves_lost"], bandwidth: view[bandwidth]}
 
 
 class Theirs:
@@ -111,31 +114,22 @@ def prompts(generator, count, tokens):
     return [harness.random_tokens(generator, tokens + generator.randrange(-spread, spread)) for _ in range(count)]
 
 
-def resumed(side, begun, further):
-    """Seconds to the first token of each conversation after a restart, and those of bringing it back before that."""
-    for number, prompt in enumerate(begun):
-        side.ask(prompt)
-        side.keep(number)
-    side.stop()
-    side.start()
-    side.ask(further[0][:16])  # the model is loaded, and nothing else
-    seconds, bringing = [], []
-    for number, prompt in enumerate(begun):
-        began = time.perf_counter()
-        side.bring_back(number)
-        bringing.append(time.perf_counter() - began)
-        seconds.append(bringing[-1] + side.ask(prompt + further[number]))
-    return seconds, bringing
+def played(sides, calls, back_to_back):
+    """What each call takes on each side: in turn, or all of one side without a pause and then all of the other."""
+    found = [[None] * len(calls) for _ in sides]
+    # Always in the same order: otherwise every second call would follow the one before without a pause.
+    order = [(place, number) for place in range(len(calls)) for number in range(len(sides))]
+    for place, number in sorted(order, key=lambda one: one[1]) if back_to_back else order:
+        found[number][place] = calls[place](sides[number])
+    return found
 
 
-def interleaved(side, begun, turns):
-    """Seconds to the first token of each first turn, and of all that follow."""
-    first, seconds, said = [side.ask(prompt) for prompt in begun], [], list(begun)
-    for order, further in turns:
-        for number in order:
-            said[number] = said[number] + further[number]
-            seconds.append(side.ask(said[number]))
-    return first, seconds
+def resume(side, number, tokens):
+    """Seconds of bringing a conversation back, and to the first token of its next turn, the former included."""
+    began = time.perf_counter()
+    side.bring_back(number)
+    bringing = time.perf_counter() - began
+    return bringing, bringing + side.ask(tokens)
 
 
 def compared(ours, peer):
@@ -148,19 +142,32 @@ def compared(ours, peer):
 
 def after_a_restart(sides, given, generator):
     begun = prompts(generator, given.resumed, given.tokens)
-    further = [harness.random_tokens(generator, TURN_TOKENS) for _ in begun]
-    (ours, _), (peer, restoring) = (resumed(side, begun, further) for side in sides)
-    return {**compared(ours, peer), "peer_restoring_a_slot_p50": round(warmset.percentile(restoring, 50), 4)}
+    for side in sides:
+        for number, prompt in enumerate(begun):
+            side.ask(prompt)
+            side.keep(number)
+        side.stop()
+        side.start()
+        side.ask(harness.random_tokens(generator, 16))  # the model is loaded, and nothing else
+    resumed = [prompt + harness.random_tokens(generator, TURN_TOKENS) for prompt in begun]
+    calls = [lambda side, number=number, prompt=prompt: resume(side, number, prompt) for number, prompt in enumerate(resumed)]
+    ours, peer = played(sides, calls, given.back_to_back)
+    restoring = round(warmset.percentile([bringing for bringing, _ in peer], 50), 4)
+    seconds = [[seconds for _, seconds in side] for side in (ours, peer)]
+    return {**compared(*seconds), "peer_restoring_a_slot_p50": restoring}
 
 
 def in_turns(sides, given, generator):
-    begun = prompts(generator, given.conversations, given.tokens)
-    everybody = range(given.conversations)
-    turns = [(generator.sample(everybody, len(everybody)), [harness.random_tokens(generator, TURN_TOKENS) for _ in everybody])
-             for _ in range(given.turns)]
-    (ours_first, ours), (peer_first, peer) = (interleaved(side, begun, turns) for side in sides)
-    first = {"warmset": warmset.percentile(ours_first, 50), "peer": warmset.percentile(peer_first, 50)}
-    return {**compared(ours, peer), "first_turns_p50": {name: round(value, 3) for name, value in first.items()}}
+    said = prompts(generator, given.conversations, given.tokens)
+    tokens = list(said)
+    for _ in range(given.turns):
+        for number in generator.sample(range(given.conversations), given.conversations):
+            said[number] = said[number] + harness.random_tokens(generator, TURN_TOKENS)
+            tokens.append(said[number])
+    found = played(sides, [lambda side, tokens=one: side.ask(tokens) for one in tokens], given.back_to_back)
+    first = {name: round(warmset.percentile(side[:given.conversations], 50), 3)
+             for name, side in zip(("warmset", "peer"), found)}
+    return {**compared(*(side[given.conversations:] for side in found)), "first_turns_p50": first}
 
 
 def main():
