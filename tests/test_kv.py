@@ -170,7 +170,7 @@ def test_many_conversations_at_once_restore_what_was_saved(pool, models, expecte
         thread.join()
     assert not failures, failures[0]
     view = kv(server)
-    assert view["rejected"] == {} and view["saves_lost"] <= len(prompts)
+    assert view["rejected"] == {}, view
 
 
 def test_people_see_what_is_kept_and_whether_it_pays(pool, models):

@@ -167,7 +167,8 @@ impl Tier {
         let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
         // Nobody waits longer for a reload than computing would take.
         let computing = known_model.speed.seconds(device_tokens.min(tokens), tokens);
-        let patience = Duration::from_secs_f64((reading * LATE_TIMES).min(computing).clamp(0.0, 3600.0));
+        let late = if self.disk.read.is_measured() { reading * LATE_TIMES } else { computing };
+        let patience = Duration::from_secs_f64(late.min(computing).clamp(0.0, 3600.0));
         let give_up_at = now + patience.max(LATE_AFTER_MIN);
         let waiting = Waiting { model, blocks, known, device_tokens, from_disk, since: now, give_up_at };
         self.waiting.insert(request, waiting);
@@ -214,6 +215,8 @@ impl Tier {
         self.index.get_mut(number).work = Work::Nothing;
         let model = self.model_of(self.index.get(number));
         match failure {
+            // Reads that somebody waits for are measured together: many go on at once, and each of them is slow then.
+            None if self.waiting.values().any(|waiting| waiting.blocks.contains(&number)) => {}
             None => {
                 let bytes = self.known[usize::from(model)].payload_bytes;
                 self.disk.read.observe(bytes, seconds);
@@ -276,6 +279,7 @@ impl Tier {
     fn grant(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
         let Some(mut waiting) = self.waiting.remove(&request) else { return };
         let there = waiting.blocks.iter().take_while(|number| self.index.get(**number).in_host()).count();
+        self.measure_disk(now, &waiting);
         for number in waiting.blocks.split_off(there) {
             self.unpin(number, actions);
         }
@@ -297,6 +301,15 @@ impl Tier {
             self.granted.insert(request, granted);
         }
         actions.push(Action::Grant { request, identity, slots, known: waiting.known });
+    }
+
+    /// How fast blocks came from disk for a request that waited for some, whether it has all of them or not.
+    fn measure_disk(&mut self, now: Instant, waiting: &Waiting) {
+        let missing = waiting.blocks.iter().filter(|number| !self.index.get(**number).in_host()).count() as u32;
+        // Of those that had to be read, at least one counts: a read that never ends is slow, not unknown.
+        let read = waiting.from_disk.saturating_sub(missing).max(waiting.from_disk.min(1));
+        let bytes = u64::from(read) * self.known[usize::from(waiting.model)].payload_bytes;
+        self.disk.read.observe(bytes, now.since(waiting.since).as_secs_f64());
     }
 
     /// Reads that have fallen behind are not waited for: they go on, for whoever comes next.

@@ -37,6 +37,11 @@ impl Bandwidth {
         bytes as f64 / self.bytes_per_second
     }
 
+    /// Whether it was ever seen, or is a guess still.
+    pub(super) fn is_measured(&self) -> bool {
+        self.measured
+    }
+
     pub(super) fn bytes_per_second(&self) -> f64 {
         self.bytes_per_second
     }
