@@ -89,7 +89,10 @@ fn bar(tier: &Value) -> Line<'static> {
         spans.push(Span::styled(sign.repeat(columns), Style::new().fg(colour)));
     }
     spans.push(Span::raw(FREE.repeat(BAR_COLUMNS - used)));
-    let parts = BAR.map(|(key, _, _)| format!("{} {}", key.trim_end_matches("_bytes"), format_bytes(bytes(key))));
+    // What is not there is not named: the line must fit.
+    let there = BAR.iter().filter(|(key, _, _)| bytes(key) > 0);
+    let parts: Vec<String> =
+        there.map(|(key, _, _)| format!("{} {}", key.trim_end_matches("_bytes"), format_bytes(bytes(key)))).collect();
     let free = format_bytes(bytes("free_bytes"));
     spans.push(Span::raw(format!("  {}, free {free} of {}", parts.join(", "), format_bytes(capacity))));
     Line::from(spans)
@@ -240,10 +243,7 @@ mod tests {
         let bar = "█".repeat(10) + "▓" + &"░".repeat(10) + &"·".repeat(19);
         assert_eq!(
             lines[1].split("  ").collect::<Vec<_>>()[1..],
-            [
-                bar.as_str(),
-                "resident 1.0 GiB, loading 1 B, unloading 0 B, kv 0 B, reserve 1.0 GiB, free 2.0 GiB of 4.0 GiB"
-            ]
+            [bar.as_str(), "resident 1.0 GiB, loading 1 B, reserve 1.0 GiB, free 2.0 GiB of 4.0 GiB"]
         );
         let model: Vec<&str> = lines[3].split_whitespace().collect();
         let expected =
