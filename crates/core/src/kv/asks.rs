@@ -2,7 +2,7 @@
 
 use super::{
     index::{NONE, Work},
-    key::{BLOCK_TOKENS, BlockKey, KvIdentity, TrustDomain},
+    key::{BLOCK_TOKENS, BlockKey, KvIdentity},
     protocol::{Action, BlockKeyShort, BlockNumber},
     tier::Tier,
     view::HitTokens,
@@ -44,18 +44,12 @@ pub(super) struct Granted {
     pub(super) waited_seconds: f64,
 }
 
-/// What is there of a prompt.
-struct Prefix {
-    /// Blocks from the first on that are in host memory or on disk, or will be in a moment.
-    blocks: Vec<BlockNumber>,
-}
-
 impl Tier {
     pub(super) fn asked(
         &mut self,
         now: Instant,
         request: RequestId,
-        (identity, domain): (KvIdentity, TrustDomain),
+        identity: KvIdentity,
         keys: &[BlockKey],
         (prompt_tokens, device_tokens): (u32, u32),
         actions: &mut Vec<Action>,
@@ -66,24 +60,22 @@ impl Tier {
         };
         // A request asks once: whatever it held before under this number is over.
         self.ended(request, actions);
-        let prefix = self.prefix(keys);
-        let known = prefix.blocks.len() as u32;
-        for number in &prefix.blocks {
+        let blocks = self.prefix(keys);
+        let known = blocks.len() as u32;
+        for number in &blocks {
             self.touch(now, *number);
             // What was not worth writing when it was new may be now.
             self.write_if_admitted(now, *number, actions);
         }
-        let traffic = self.traffic(&prefix.blocks);
+        let traffic = self.traffic(&blocks);
         let figures = &mut self.known[usize::from(model)].figures;
         figures.lookup_tokens += u64::from(prompt_tokens);
-        // Nobody is given what is another domain's: the key itself says so; the root is for counting.
-        let _ = self.root(model, domain);
-        let wanted = self.worth_reloading(model, &prefix.blocks, device_tokens);
+        let wanted = self.worth_reloading(model, &blocks, device_tokens);
         let figures = &mut self.known[usize::from(model)].figures;
         if wanted == 0 {
             if known * BLOCK_TOKENS > device_tokens {
                 figures.recomputed += 1;
-                self.probe_disk(model, &prefix.blocks, keys, actions);
+                self.probe_disk(model, &blocks, keys, actions);
             }
             let figures = &mut self.known[usize::from(model)].figures;
             figures.hit_tokens.device += u64::from(device_tokens);
@@ -93,10 +85,11 @@ impl Tier {
         }
         figures.reloaded += 1;
         figures.traffic.add(traffic, wanted as u32);
-        self.fetch(now, request, (model, known, device_tokens), prefix.blocks, &keys[..wanted], actions);
+        self.fetch(now, request, (model, known, device_tokens), blocks, &keys[..wanted], actions);
     }
 
-    fn prefix(&self, keys: &[BlockKey]) -> Prefix {
+    /// Blocks of a prompt from the first on that are in host memory or on disk, or will be in a moment.
+    fn prefix(&self, keys: &[BlockKey]) -> Vec<BlockNumber> {
         let mut blocks = Vec::new();
         for key in keys {
             let Some(number) = self.index.find(BlockKeyShort::from(key)) else { break };
@@ -106,7 +99,7 @@ impl Tier {
             }
             blocks.push(number);
         }
-        Prefix { blocks }
+        blocks
     }
 
     /// How many blocks from the first on are best brought back: the number that saves most time, 0 for none. Restoring

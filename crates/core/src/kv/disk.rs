@@ -21,7 +21,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// What there is on disk.
 #[derive(Debug, Clone)]
 pub(super) struct Disk {
-    /// From disk into host memory, one read at a time.
+    /// From disk into host memory, for all reads that go on together.
     pub(super) read: Bandwidth,
     pub(super) write: Bandwidth,
     /// What lies there, whoever wrote it.
@@ -187,10 +187,16 @@ impl Tier {
 
     /// Takes a block off the disk.
     pub(super) fn leave_disk(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
-        let Some(place) = self.disk_place(number) else { return };
+        if let Some(place) = self.disk_place(number) {
+            actions.push(Action::Retire { place });
+            self.forget_on_disk(number);
+        }
+    }
+
+    /// A block lies on disk no more.
+    fn forget_on_disk(&mut self, number: BlockNumber) {
         self.disk.kept_bytes -= self.disk_bytes_of(number);
         self.index.set_disk_place(number, None);
-        actions.push(Action::Retire { place });
         self.reorder(number);
         self.index.collect(number);
     }
@@ -230,10 +236,7 @@ impl Tier {
         let there = |number: &BlockNumber| self.disk_place(*number).is_some_and(|place| places.contains(&place));
         let gone: Vec<BlockNumber> = self.index.numbers().filter(there).collect();
         for number in gone {
-            self.disk.kept_bytes -= self.disk_bytes_of(number);
-            self.index.set_disk_place(number, None);
-            self.reorder(number);
-            self.index.collect(number);
+            self.forget_on_disk(number);
         }
     }
 }

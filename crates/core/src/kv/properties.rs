@@ -270,7 +270,6 @@ impl World {
                 self.tell(Event::Asked {
                     request,
                     identity: identity(model),
-                    domain: domain(whose),
                     prompt_tokens: keys.len() as u32 * 64 + 1,
                     device_tokens: u32::from(device).min(keys.len() as u32 * 64),
                     keys,

@@ -64,14 +64,7 @@ pub enum Event {
     /// A model whose KV can be cut into blocks is in memory.
     Opened { model: Digest, identity: KvIdentity, payload_bytes: Bytes, slot_bytes: Bytes },
     /// A request is tokenised and may begin. `device_tokens` of it its engine holds.
-    Asked {
-        request: RequestId,
-        identity: KvIdentity,
-        domain: TrustDomain,
-        keys: Vec<BlockKey>,
-        prompt_tokens: u32,
-        device_tokens: u32,
-    },
+    Asked { request: RequestId, identity: KvIdentity, keys: Vec<BlockKey>, prompt_tokens: u32, device_tokens: u32 },
     /// A request has ended, was cancelled, or its engine is gone: nothing of it is in use any more.
     Ended { request: RequestId },
     /// A read from disk into a slot is over. Failed ones say why.

@@ -121,8 +121,7 @@ impl Tier {
             if !is_new {
                 continue;
             }
-            let first = depth * super::BLOCK_TOKENS;
-            let seconds = self.known[usize::from(offer.model)].speed.seconds(first, first + super::BLOCK_TOKENS);
+            let seconds = self.known[usize::from(offer.model)].block_seconds(depth);
             let score = worth::used(self.index.get(number).score, now);
             let order = worth::order(score, seconds * NEW_WORTH, bytes);
             // Marked first: what leaves for it may be the last that kept it in the index.

@@ -127,7 +127,6 @@ impl Bench {
         let told = self.tell(Event::Asked {
             request,
             identity: identity(1),
-            domain: TrustDomain::named("a"),
             keys: keys.to_vec(),
             prompt_tokens: keys.len() as u32 * BLOCK_TOKENS + 1,
             device_tokens,

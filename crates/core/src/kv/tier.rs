@@ -45,6 +45,14 @@ pub(super) struct Known {
     pub(super) figures: Figures,
 }
 
+impl Known {
+    /// Seconds to compute the block at this depth.
+    pub(super) fn block_seconds(&self, depth: u32) -> f64 {
+        let first = depth * super::BLOCK_TOKENS;
+        self.speed.seconds(first, first + super::BLOCK_TOKENS)
+    }
+}
+
 /// A model in a trust domain.
 #[derive(Debug, Clone)]
 pub(super) struct Root {
@@ -106,8 +114,8 @@ impl Tier {
             Event::Opened { model, identity, payload_bytes, slot_bytes } => {
                 self.open(model, identity, payload_bytes, slot_bytes);
             }
-            Event::Asked { request, identity, domain, keys, prompt_tokens, device_tokens } => {
-                self.asked(now, request, (identity, domain), &keys, (prompt_tokens, device_tokens), actions);
+            Event::Asked { request, identity, keys, prompt_tokens, device_tokens } => {
+                self.asked(now, request, identity, &keys, (prompt_tokens, device_tokens), actions);
             }
             Event::Ended { request } => self.ended(request, actions),
             Event::ReadDone { block, seconds, failure } => self.read_done(now, block, seconds, failure, actions),
@@ -194,17 +202,14 @@ impl Tier {
     /// What it would take to have a block again that leaves host memory: a read if it lies on disk, else computing it.
     fn rewarm_seconds(&self, block: &Block) -> f64 {
         let known = &self.known[usize::from(self.model_of(block))];
-        let first = block.depth * super::BLOCK_TOKENS;
-        let compute = known.speed.seconds(first, first + super::BLOCK_TOKENS);
+        let compute = known.block_seconds(block.depth);
         if block.on_disk() { self.disk.read.seconds(known.payload_bytes).min(compute) } else { compute }
     }
 
     /// What a block on disk saves when it is asked for.
     pub(super) fn disk_saves_seconds(&self, block: &Block) -> f64 {
         let known = &self.known[usize::from(self.model_of(block))];
-        let first = block.depth * super::BLOCK_TOKENS;
-        let compute = known.speed.seconds(first, first + super::BLOCK_TOKENS);
-        (compute - self.disk.read.seconds(known.payload_bytes)).max(0.0)
+        (known.block_seconds(block.depth) - self.disk.read.seconds(known.payload_bytes)).max(0.0)
     }
 
     /// Puts a block, and the one before it, where they belong in the orders of leaving.

@@ -187,7 +187,7 @@ impl Tier {
         let known = &self.known[usize::from(number)];
         let figures = known.figures;
         let arena = self.host.arenas.get(&number);
-        let block_seconds = known.speed.seconds(0, BLOCK_TOKENS);
+        let block_seconds = known.block_seconds(0);
         ModelView {
             model: known.model,
             block_bytes: known.payload_bytes,

@@ -40,7 +40,8 @@ pub(crate) struct Client {
     orders: mpsc::UnboundedReceiver<KvOrder>,
     sender: mpsc::UnboundedSender<KvOrder>,
     life: Option<Life>,
-    domains: HashMap<RequestId, TrustDomain>,
+    /// Requests of a trust domain: those that may use what is kept.
+    sharing: HashSet<RequestId>,
     prepared: HashMap<RequestId, Prepared>,
     /// Saves that are not over.
     saves: HashSet<u64>,
@@ -54,7 +55,7 @@ impl Client {
             orders,
             sender,
             life: None,
-            domains: HashMap::new(),
+            sharing: HashSet::new(),
             prepared: HashMap::new(),
             saves: HashSet::new(),
         }
@@ -103,25 +104,23 @@ impl Client {
 
     /// A request begins; only those of a domain leave anything behind.
     pub(crate) fn begin(&mut self, request: RequestId, domain: Option<TrustDomain>) {
-        if let Some(domain) = domain {
-            self.domains.insert(request, domain);
+        if domain.is_some() {
+            self.sharing.insert(request);
         }
     }
 
     /// A request may compute: its grant comes from the tier if that could have something of it.
     pub(crate) fn grant(&mut self, request: RequestId, process: &EngineProcess) {
         let prepared = self.prepared.remove(&request).filter(|prepared| !prepared.keys.is_empty());
-        match (self.life, prepared, self.domains.get(&request)) {
-            (Some(life), Some(prepared), Some(domain)) if !self.handle.has_ended() => {
-                self.handle.tell(KvCommand::Ask {
-                    life,
-                    request,
-                    domain: *domain,
-                    keys: prepared.keys,
-                    prompt_tokens: prepared.prompt_tokens,
-                    device_tokens: prepared.device_tokens,
-                })
-            }
+        let may_share = self.sharing.contains(&request) && !self.handle.has_ended();
+        match (self.life, prepared) {
+            (Some(life), Some(prepared)) if may_share => self.handle.tell(KvCommand::Ask {
+                life,
+                request,
+                keys: prepared.keys,
+                prompt_tokens: prepared.prompt_tokens,
+                device_tokens: prepared.device_tokens,
+            }),
             _ => process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } }),
         }
     }
@@ -163,7 +162,7 @@ impl Client {
     /// A request has had its last answer.
     pub(crate) fn end(&mut self, request: RequestId, done: Option<(&Usage, &Timings)>) {
         self.prepared.remove(&request);
-        if self.domains.remove(&request).is_none() {
+        if !self.sharing.remove(&request) {
             return;
         }
         self.handle.tell(KvCommand::Ended { request });
@@ -182,7 +181,7 @@ impl Drop for Client {
             KvOrder::Nothing | KvOrder::Say(_) => None,
         });
         let life = self.life.or(coming);
-        for (request, _) in self.domains.drain() {
+        for request in self.sharing.drain() {
             self.handle.tell(KvCommand::Ended { request });
         }
         if let Some(life) = life {

@@ -53,7 +53,6 @@ pub(crate) enum KvCommand {
     Ask {
         life: Life,
         request: RequestId,
-        domain: TrustDomain,
         keys: Vec<BlockKey>,
         prompt_tokens: u32,
         device_tokens: u32,

@@ -102,11 +102,11 @@ impl RunLoop {
             KvCommand::Open { model, layout, build, context_tokens, orders } => {
                 self.open(model, &layout, &build, context_tokens, orders);
             }
-            KvCommand::Ask { life, request, domain, keys, prompt_tokens, device_tokens } => {
+            KvCommand::Ask { life, request, keys, prompt_tokens, device_tokens } => {
                 let Some(engine) = self.engines.get(&life) else { return };
                 let identity = engine.identity;
                 self.requests.insert(request, life);
-                self.happen(Event::Asked { request, identity, domain, keys, prompt_tokens, device_tokens });
+                self.happen(Event::Asked { request, identity, keys, prompt_tokens, device_tokens });
             }
             KvCommand::Ended { request } => {
                 self.requests.remove(&request);
