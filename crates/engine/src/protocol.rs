@@ -82,6 +82,9 @@ pub struct KvOpen {
     pub slots: u32,
     /// Bytes of the staging area.
     pub staging_bytes: u64,
+    /// Whether each restored sequence is written out again and compared with its blocks.
+    #[serde(default)]
+    pub verify: bool,
 }
 
 /// How a model's KV is cut into blocks.
@@ -195,6 +198,8 @@ pub enum FromEngine {
     Restored { request: u64, blocks: u32, seconds: f64 },
     /// A granted block was not what it must be.
     KvRejected { request: u64, block: u32, reason: String },
+    /// A restored sequence says the same bytes as so many blocks that it was made of: see [`KvOpen::verify`].
+    KvVerified { request: u64, blocks: u32 },
     /// A sequence holds blocks that the tier does not know.
     SaveWanted(SaveWanted),
     /// The state is in the staging area; 0 bytes if the sequence was needed for something else meanwhile.

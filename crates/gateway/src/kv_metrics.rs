@@ -40,6 +40,7 @@ pub(crate) struct KvMetrics {
     writes_refused: Counter,
     saves_skipped: Counter,
     rejected: Family<ReasonLabels, Counter>,
+    verified: Family<ModelLabels, Counter>,
 }
 
 /// A counter that somebody else counts.
@@ -68,6 +69,8 @@ impl KvMetrics {
         registry.register("kv_disk_writes_refused", help, self.writes_refused.clone());
         registry.register("kv_saves_skipped", "States not saved, as too many waited", self.saves_skipped.clone());
         registry.register("kv_rejected_blocks", "Blocks that were not what they must be", self.rejected.clone());
+        let help = "Restored blocks that were written out again and were what was saved";
+        registry.register("kv_verified_blocks", help, self.verified.clone());
     }
 
     pub(crate) fn set(&self, view: &TierView, name_of: &dyn Fn(&Digest) -> Option<ModelName>) {
@@ -95,6 +98,7 @@ impl KvMetrics {
     fn set_model(&self, name: &str, view: &ModelView) {
         let model = || name.to_owned();
         set(&self.lookups.get_or_create(&ModelLabels { model: model() }), view.lookup_tokens);
+        set(&self.verified.get_or_create(&ModelLabels { model: model() }), view.verified_blocks);
         let hits = view.hit_tokens;
         for (tier, tokens) in [("device", hits.device), ("host", hits.host), ("disk", hits.disk)] {
             set(&self.hits.get_or_create(&HitLabels { model: model(), tier: tier.to_owned() }), tokens);

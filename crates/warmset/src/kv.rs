@@ -40,7 +40,7 @@ pub(crate) fn start(
         saves_max: SAVES_MAX,
         saves_waiting_max: SAVES_WAITING_MAX,
     };
-    Ok(Some(KvHandle::start(KvConfig { settings, disk }, clock)?))
+    Ok(Some(KvHandle::start(KvConfig { settings, disk, verify: options.verify.unwrap_or(false) }, clock)?))
 }
 
 /// Where blocks lie on disk; none if they may take nothing there.

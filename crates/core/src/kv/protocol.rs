@@ -71,6 +71,8 @@ pub enum Event {
     ReadDone { block: BlockNumber, seconds: f64, failure: Option<String> },
     /// The engine has done with granted blocks.
     Restored { request: RequestId, blocks: u32, seconds: f64 },
+    /// The engine has written so many restored blocks out again and found the bytes that were saved.
+    Verified { request: RequestId, blocks: u32 },
     /// The engine found that a granted block is not what it must be.
     Rejected { request: RequestId, block: u32, reason: String },
     /// An engine offers blocks: those of `keys`, the first of them `first_block` blocks from the beginning.

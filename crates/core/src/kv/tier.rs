@@ -120,6 +120,11 @@ impl Tier {
             Event::Ended { request } => self.ended(request, actions),
             Event::ReadDone { block, seconds, failure } => self.read_done(now, block, seconds, failure, actions),
             Event::Restored { request, blocks, seconds } => self.restored(request, blocks, seconds, actions),
+            Event::Verified { request, blocks } => {
+                if let Some(granted) = self.granted.get(&request) {
+                    self.known[usize::from(granted.model)].figures.verified_blocks += u64::from(blocks);
+                }
+            }
             Event::Rejected { request, block, reason } => self.block_rejected(now, request, block, &reason, actions),
             Event::SaveOffered { save, identity, domain, parent, first_block, keys } => {
                 self.save_offered(save, (identity, domain), (parent, first_block, keys), actions);

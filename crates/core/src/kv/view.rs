@@ -75,6 +75,7 @@ pub(super) struct Figures {
     pub(super) abandoned: u64,
     pub(super) saved_blocks: u64,
     pub(super) evicted_blocks: u64,
+    pub(super) verified_blocks: u64,
     pub(super) saved_seconds: f64,
     pub(super) spent_seconds: f64,
 }
@@ -110,6 +111,8 @@ pub struct ModelView {
     pub abandoned: u64,
     pub saved_blocks: u64,
     pub evicted_blocks: u64,
+    /// Restored blocks that were written out again and compared.
+    pub verified_blocks: u64,
     /// Time that computing would have taken, and what bringing the blocks back took instead.
     pub saved_seconds: f64,
     pub spent_seconds: f64,
@@ -202,6 +205,7 @@ impl Tier {
             abandoned: figures.abandoned,
             saved_blocks: figures.saved_blocks,
             evicted_blocks: figures.evicted_blocks,
+            verified_blocks: figures.verified_blocks,
             saved_seconds: figures.saved_seconds,
             spent_seconds: figures.spent_seconds,
             prefill_tokens_per_second: known.speed.tokens_per_second(0),

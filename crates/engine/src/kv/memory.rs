@@ -141,7 +141,7 @@ mod tests {
 
     fn open(slots: u32) -> KvOpen {
         let identity = warmset_core::kv::KvIdentity([0; 32]);
-        KvOpen { identity, slot_bytes: 8192, slots, staging_bytes: 4096 }
+        KvOpen { identity, slot_bytes: 8192, slots, staging_bytes: 4096, verify: false }
     }
 
     #[test]

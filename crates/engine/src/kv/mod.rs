@@ -3,7 +3,7 @@
 //!
 //! `state` reads a state and finds blocks in it; `compose` makes a state of blocks; `memory` is the arena and the
 //! staging area; `reuse` says which sequence a prompt goes on from; `tier` and `saves` are an engine's part of what worker
-//! and engine say to each other. Nothing here knows llama.cpp: only the form of its states, which the synthetic engine writes too.
+//! and engine say to each other; `verify` compares what was restored with what was saved. Nothing here knows llama.cpp: only the form of its states, which the synthetic engine writes too.
 
 mod compose;
 mod memory;
@@ -11,6 +11,7 @@ pub(crate) mod reuse;
 mod saves;
 mod state;
 pub(crate) mod tier;
+pub(crate) mod verify;
 
 pub use compose::{Piece, Template};
 pub use memory::{KvMemory, Scratch};

@@ -1,8 +1,13 @@
 //! The worker's tier as an engine sees it: keys of prompts, granted blocks that are looked at before they are believed,
 //! and offers of new ones.
 
-use super::{KvMemory, saves::Saves, state::InvalidState};
-use crate::protocol::{KvOpen, SaveWanted};
+use super::{
+    KvMemory,
+    saves::Saves,
+    state::InvalidState,
+    verify::{Stored, verify},
+};
+use crate::protocol::{KvOpen, SaveWanted, StateLayout};
 use warmset_core::kv::{BLOCK_TOKENS, BlockHeader, BlockKey, HEADER_BYTES, TrustDomain, chain, key::root};
 
 /// Tokens of a prompt that must have been computed for its blocks to be saved before its answer is complete.
@@ -65,6 +70,25 @@ impl Tier {
         }
         let end = HEADER_BYTES + usize::try_from(self.block_bytes).map_err(|_| "length")?;
         Ok(slot.get(HEADER_BYTES..end).ok_or("length")?)
+    }
+
+    /// Whether restored sequences are to be compared.
+    pub(crate) fn verifies(&self) -> bool {
+        self.open.verify
+    }
+
+    /// Compares the state of a sequence that was made of the blocks in these slots. The error is the first block that is
+    /// another than what was saved.
+    pub(crate) fn verify(&self, layout: &StateLayout, state: &[u8], slots: &[u32]) -> Result<(), u32> {
+        let stored = |slot: &u32| -> Option<Stored<'_>> {
+            let slot = self.memory.slot(*slot)?;
+            let end = HEADER_BYTES + usize::try_from(self.block_bytes).ok()?;
+            let checksum = BlockHeader::decode(slot).ok()?.payload_checksum;
+            Some(Stored { payload: slot.get(HEADER_BYTES..end)?, checksum })
+        };
+        let blocks: Vec<Stored<'_>> = slots.iter().map_while(stored).collect();
+        verify(layout, state, &blocks)?;
+        if blocks.len() == slots.len() { Ok(()) } else { Err(blocks.len() as u32) }
     }
 
     /// Asks for the blocks from `first_block` on of a sequence that holds these tokens to be saved; none if there are

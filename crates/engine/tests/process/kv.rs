@@ -37,7 +37,7 @@ impl Memory {
         let identity = KvIdentity::new(&Digest([3; 32]), &layout.description, "test");
         let slot_bytes = HEADER_BYTES as u64 + layout.state.block_bytes();
         let staging_bytes = layout.state.state_bytes(1024);
-        let open = KvOpen { identity, slot_bytes, slots: 8, staging_bytes };
+        let open = KvOpen { identity, slot_bytes, slots: 8, staging_bytes, verify: false };
         Self { arena: file(8 * slot_bytes), staging: file(staging_bytes), open, layout: layout.state }
     }
 

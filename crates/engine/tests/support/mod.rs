@@ -138,6 +138,7 @@ impl Harness {
                 }
                 FromEngine::Restored { .. }
                 | FromEngine::KvRejected { .. }
+                | FromEngine::KvVerified { .. }
                 | FromEngine::SaveWanted(_)
                 | FromEngine::Saved { .. } => self.kv.push(message),
                 FromEngine::Delta { request, choice, text } => {

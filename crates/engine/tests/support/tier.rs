@@ -42,6 +42,8 @@ pub(crate) struct Tier {
     /// Saves that came to nothing.
     pub(crate) lost: usize,
     pub(crate) rejected: Vec<(u32, String)>,
+    /// Restored blocks that an engine said it had compared.
+    pub(crate) verified: u32,
     /// Blocks that each request said it had restored.
     restored: BTreeMap<u64, u32>,
 }
@@ -60,7 +62,7 @@ impl Tier {
             arena: file(slot_bytes * u64::from(SLOTS)),
             staging: file(staging_bytes),
             layout,
-            open: KvOpen { identity, slot_bytes, slots: SLOTS, staging_bytes },
+            open: KvOpen { identity, slot_bytes, slots: SLOTS, staging_bytes, verify: true },
             index: BTreeMap::new(),
             keys: BTreeMap::new(),
             pins: BTreeMap::new(),
@@ -71,6 +73,7 @@ impl Tier {
             differs: 0,
             lost: 0,
             rejected: Vec::new(),
+            verified: 0,
             restored: BTreeMap::new(),
         }
     }
@@ -240,6 +243,7 @@ impl World {
                     *self.tier.pins.entry(request).or_default() -= 1;
                     self.tier.restored.insert(request, blocks);
                 }
+                FromEngine::KvVerified { blocks, .. } => self.tier.verified += blocks,
                 FromEngine::KvRejected { block, reason, .. } => self.tier.rejected.push((block, reason)),
                 FromEngine::SaveWanted(wanted) => {
                     self.tier.asked.push_back(wanted);

@@ -14,6 +14,7 @@ pub(crate) struct KvOptions {
     pub(crate) retention: Option<Duration>,
     pub(crate) disk_writes_per_day: Option<Bytes>,
     pub(crate) disk_free: Option<Bytes>,
+    pub(crate) verify: Option<bool>,
 }
 
 pub(super) fn read_kv(reader: &mut Reader<'_>, mut section: Section<'_>) -> KvOptions {
@@ -29,6 +30,7 @@ pub(super) fn read_kv(reader: &mut Reader<'_>, mut section: Section<'_>) -> KvOp
         retention: section.take(reader, "retention", reader::positive_duration),
         disk_writes_per_day: section.take(reader, "disk_writes_per_day", reader::positive_bytes),
         disk_free: section.take(reader, "disk_free", reader::bytes),
+        verify: section.take(reader, "verify", reader::boolean),
     };
     section.finish(reader);
     options

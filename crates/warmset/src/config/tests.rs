@@ -90,7 +90,7 @@ fn every_key_is_read() {
 
 #[test]
 fn what_is_kept_of_prompts_is_read() {
-    let text = "[kv]\nhost = \"1GiB\"\ndisk = 0\ndir = \"/kv\"\nblock_tokens = 64\nencrypt = true\nretention = \"1h\"\ndisk_free = 5\ndisk_writes_per_day = 7\n";
+    let text = "[kv]\nhost = \"1GiB\"\ndisk = 0\ndir = \"/kv\"\nblock_tokens = 64\nencrypt = true\nretention = \"1h\"\ndisk_free = 5\ndisk_writes_per_day = 7\nverify = true\n";
     let expected = KvOptions {
         host: Some(1 << 30),
         disk: Some(0),
@@ -99,6 +99,7 @@ fn what_is_kept_of_prompts_is_read() {
         retention: Some(Duration::from_secs(3600)),
         disk_writes_per_day: Some(7),
         disk_free: Some(5),
+        verify: Some(true),
     };
     assert_eq!(parse(text).unwrap().kv, expected);
     let found = problems("[kv]\nblock_tokens = 16\nretention = 0\n");

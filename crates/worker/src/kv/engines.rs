@@ -143,6 +143,9 @@ impl Client {
             FromEngine::KvRejected { request, block, reason } => {
                 self.handle.tell(KvCommand::Rejected { request: RequestId(request), block, reason });
             }
+            FromEngine::KvVerified { request, blocks } => {
+                self.handle.tell(KvCommand::Verified { request: RequestId(request), blocks });
+            }
             FromEngine::SaveWanted(wanted) => {
                 if let Some(life) = self.life {
                     self.saves.insert(wanted.save);

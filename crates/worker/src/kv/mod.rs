@@ -33,6 +33,8 @@ pub struct KvConfig {
     pub settings: TierSettings,
     /// Where blocks lie on disk, if anywhere.
     pub disk: Option<DiskConfig>,
+    /// Whether each restored sequence is compared with the blocks that it was made of.
+    pub verify: bool,
 }
 
 /// An engine process that may use the tier.
@@ -69,6 +71,10 @@ pub(crate) enum KvCommand {
         request: RequestId,
         block: u32,
         reason: String,
+    },
+    Verified {
+        request: RequestId,
+        blocks: u32,
     },
     SaveWanted {
         life: Life,

@@ -44,6 +44,7 @@ struct Save {
 pub(super) struct RunLoop {
     tier: Tier,
     host_bytes_max: u64,
+    verify: bool,
     clock: Clock,
     commands: WeakUnboundedSender<KvCommand>,
     arenas: HashMap<KvIdentity, Arc<Arena>>,
@@ -72,6 +73,7 @@ impl RunLoop {
             agent: None,
             held,
             host_bytes_max: config.settings.host_bytes_max,
+            verify: config.verify,
             tier: Tier::new(config.settings),
             clock,
             commands,
@@ -119,6 +121,7 @@ impl RunLoop {
                 tracing::warn!(request = request.0, block, reason, "an engine refused a block of KV");
                 self.happen(Event::Rejected { request, block, reason });
             }
+            KvCommand::Verified { request, blocks } => self.happen(Event::Verified { request, blocks }),
             KvCommand::SaveWanted { life, wanted } => self.save_wanted(life, wanted),
             KvCommand::Saved { life, save, bytes } => self.saved(life, save, bytes),
             KvCommand::Prefilled { life, from_token, to_token, seconds } => {
@@ -165,7 +168,8 @@ impl RunLoop {
         };
         self.last_life += 1;
         let life = Life(self.last_life);
-        let open = KvOpen { identity, slot_bytes, slots: arena.slots(), staging_bytes: staging.bytes() };
+        let open =
+            KvOpen { identity, slot_bytes, slots: arena.slots(), staging_bytes: staging.bytes(), verify: self.verify };
         let order = KvOrder::Open { life, open, arena, staging: Arc::clone(&staging) };
         if orders.send(order).is_err() {
             // It has ended meanwhile.

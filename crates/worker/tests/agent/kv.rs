@@ -25,7 +25,7 @@ fn keep(directory: &Path, host_bytes: u64, disk_bytes: u64) -> KvHandle {
     };
     let options = Options { bytes_max: disk_bytes, free_bytes_min: 0, ..Options::default() };
     let disk = (disk_bytes > 0).then(|| DiskConfig { directory: directory.join("kv"), options, retention: None });
-    KvHandle::start(KvConfig { settings, disk }, Clock::start()).unwrap()
+    KvHandle::start(KvConfig { settings, disk, verify: false }, Clock::start()).unwrap()
 }
 
 fn spec() -> SyntheticSpec {

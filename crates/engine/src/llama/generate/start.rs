@@ -1,15 +1,15 @@
 //! Where a choice begins: on which sequence, and with what of its prompt there already.
 
 use super::{
-    super::{load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
+    super::{context::Context, load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
     Generations, Running, take_token,
 };
 use crate::{
     calls::{CallParser, may_call},
     kv::{
-        Piece,
+        Piece, Template,
         reuse::{Start, choose},
-        tier::Expected,
+        tier::{Expected, Tier},
     },
     port::Report,
     protocol::{FinishReason, FromEngine},
@@ -109,8 +109,19 @@ impl Generations {
             }
         }
         scratch.settle();
+        let seconds = began.elapsed().as_secs_f64();
+        if tier.verifies() && restored.is_some_and(|tokens| tokens > 0) {
+            match verify(&mut loaded.context, start.sequence as i32, states, (tier, &slots[..pieces.len()])) {
+                Ok(()) => report(FromEngine::KvVerified { request, blocks: pieces.len() as u32 }),
+                Err(block) => {
+                    report(FromEngine::KvRejected { request, block, reason: "verify".into() });
+                    loaded.context.forget(start.sequence as i32, 0);
+                    restored = Some(0);
+                }
+            }
+        }
         let blocks = (restored.unwrap_or(0) / BLOCK_TOKENS as usize) as u32;
-        report(FromEngine::Restored { request, blocks, seconds: began.elapsed().as_secs_f64() });
+        report(FromEngine::Restored { request, blocks, seconds });
         if restored.is_some() {
             self.lose(start.sequence, 0);
             self.held[start.sequence] = Default::default();
@@ -188,4 +199,12 @@ impl Generations {
             Err(refusal) => generation.refusal = Some(refusal),
         }
     }
+}
+
+/// Writes a sequence out that was restored from the blocks in these slots, and compares. The error is the first block
+/// that differs.
+fn verify(context: &mut Context, sequence: i32, states: &Template, (tier, slots): (&Tier, &[u32])) -> Result<(), u32> {
+    let mut state = vec![0; context.state_bytes(sequence) + 4 * context.sequences() as usize];
+    let bytes = context.state(sequence, &mut state).map_err(|_| 0u32)?;
+    tier.verify(states.layout(), &state[..bytes], slots)
 }
