@@ -7,7 +7,7 @@ use warmset_planner::calculate::{
     break_even::{BreakEven, Compute, KvSize, Prices},
     decode::{Bound, Decode, weight_bytes_read},
     distribute::Distribute,
-    engine_args::{Plan, Use},
+    engine_args::{Answer, Engine, Plan, Use},
     fleet::Fleet,
     hardware::Gpu,
     model::{Attention, ElementType, Experts, Layers, Model, Weights},
@@ -414,30 +414,41 @@ fn engines_are_told_what_fits() {
         seconds_per_token: None,
         activation_bytes: 6_000_000_000,
     };
-    let interactive = plan(8, "h100-sxm").answer(Use::Interactive).unwrap();
-    let batch = plan(8, "h100-sxm").answer(Use::Batch).unwrap();
+    let vllm = |plan: Plan, used_for| plan.answer(Engine::Vllm, used_for);
+    let interactive = vllm(plan(8, "h100-sxm"), Use::Interactive).unwrap();
+    let batch = vllm(plan(8, "h100-sxm"), Use::Batch).unwrap();
     assert_eq!((interactive.tensor_parallel, batch.tensor_parallel), (4, 4));
     // 0.9 * 80 GB - 137 GB / 4 - 6 GB a GPU, and a quarter of 327,680 bytes for each token.
     assert_eq!(interactive.kv_bytes_per_gpu, 72_000_000_000 - 34_250_000_000 - 6_000_000_000);
     assert_eq!(interactive.sequences_that_fit, 31_750_000_000 / (81_920 * 4096));
-    let value = |flags: &[warmset_planner::calculate::engine_args::Flag], name: &str| {
-        flags.iter().find(|flag| flag.flag == name).and_then(|flag| flag.value.clone()).unwrap()
+    let value = |answer: &Answer, name: &str| {
+        answer.flags.iter().find(|flag| flag.flag == name).and_then(|flag| flag.value.clone()).unwrap()
     };
-    assert_eq!(value(&interactive.vllm, "--max-model-len"), "9216");
-    assert_eq!(
-        (value(&interactive.vllm, "--max-num-batched-tokens"), value(&batch.vllm, "--max-num-batched-tokens")),
-        ("2048".into(), "16384".into())
-    );
+    assert_eq!(value(&interactive, "--max-model-len"), "9216");
+    let steps = [&interactive, &batch].map(|answer| value(answer, "--max-num-batched-tokens"));
+    assert_eq!(steps, ["2048", "16384"]);
     assert!(batch.sequences > interactive.sequences);
-    let fraction: f64 = value(&batch.sglang, "--mem-fraction-static").parse().unwrap();
-    assert!(fraction < 0.9 && fraction > 0.5);
+    assert!(interactive.command.starts_with("vllm serve MODEL --tensor-parallel-size 4 --max-model-len 9216 "));
+    assert!(interactive.command.ends_with(" --enable-prefix-caching"), "a switch has no value");
+    // SGLang's part has room for the weights and for what it is asked for.
+    for used_for in [Use::Interactive, Use::Batch] {
+        let sglang = plan(8, "h100-sxm").answer(Engine::Sglang, used_for).unwrap();
+        let fraction: f64 = value(&sglang, "--mem-fraction-static").parse().unwrap();
+        let needed = 137e9 / 4.0 + (sglang.sequences * 81_920 * 4096) as f64;
+        assert!(needed <= fraction * 80e9 && needed > 0.9 * fraction * 80e9, "{used_for:?}: {fraction}");
+    }
     // Two are enough where each has more memory; one is not.
-    assert_eq!(plan(8, "h200-sxm").answer(Use::Interactive).unwrap().tensor_parallel, 2);
-    assert!(plan(1, "h100-sxm").answer(Use::Interactive).unwrap_err().to_string().contains("too few"));
-    // Callers who want a token in 20 ms get fewer sequences together than memory has room for.
-    let hurried = Plan { seconds_per_token: Some(0.020), ..plan(8, "h100-sxm") }.answer(Use::Interactive).unwrap();
-    assert!(hurried.sequences < interactive.sequences && hurried.sequences > 1);
-    assert!(Plan { seconds_per_token: Some(0.001), ..plan(8, "h100-sxm") }.answer(Use::Interactive).is_err());
+    assert_eq!(vllm(plan(8, "h200-sxm"), Use::Interactive).unwrap().tensor_parallel, 2);
+    assert!(vllm(plan(1, "h100-sxm"), Use::Interactive).unwrap_err().to_string().contains("too few"));
+    // Callers who want a token in 25 ms get fewer sequences together than memory has room for.
+    let hurried = Plan { seconds_per_token: Some(0.025), ..plan(8, "h100-sxm") };
+    let fewer = vllm(hurried, Use::Interactive).unwrap().sequences;
+    assert!(fewer < interactive.sequences && fewer > 1, "{fewer}");
+    assert_eq!(vllm(hurried, Use::Batch).unwrap(), batch);
+    assert!(vllm(Plan { seconds_per_token: Some(0.001), ..hurried }, Use::Interactive).is_err());
     let q8 = Plan { kv: ElementType::named("q8_0").unwrap(), ..plan(8, "h100-sxm") };
-    assert!(q8.answer(Use::Batch).unwrap_err().to_string().contains("no cache that vLLM"));
+    assert!(vllm(q8, Use::Batch).unwrap_err().to_string().contains("no cache that vLLM"));
+    let short = Model { context_tokens: Some(8192), ..model.clone() };
+    let long = Plan { model: &short, ..plan(8, "h100-sxm") };
+    assert!(vllm(long, Use::Batch).unwrap_err().to_string().contains("made for 8192"));
 }

@@ -33,13 +33,14 @@ const GENERAL_KEYS: [&str; 8] = [
 ];
 
 /// Keys that follow the architecture's name and a dot.
-const ARCHITECTURE_KEYS: [&str; 18] = [
+const ARCHITECTURE_KEYS: [&str; 19] = [
     "block_count",
     "context_length",
     "embedding_length",
     "feed_forward_length",
     "expert_feed_forward_length",
     "expert_used_count",
+    "expert_count",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
@@ -167,7 +168,9 @@ impl Metadata {
         header.head_counts_kv =
             self.per_layer(&key("attention.head_count_kv"), layers)?.unwrap_or_else(|| header.head_counts.clone());
         let widest = self.per_layer(&key("feed_forward_length"), layers)?.into_iter().flatten().max().unwrap_or(0);
+        header.expert_count = optional("expert_count")?.unwrap_or(0);
         let experts = optional("expert_used_count")?.unwrap_or(0);
+        header.expert_used_count = experts;
         let expert_width = optional("expert_feed_forward_length")?.unwrap_or(widest);
         header.feed_forward_length = widest.max(experts.saturating_mul(expert_width)).min(COUNT_MAX);
 

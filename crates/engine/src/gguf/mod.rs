@@ -52,6 +52,34 @@ pub const COUNT_MAX: u32 = 1 << 30;
 
 const DEFAULT_ALIGNMENT: u32 = 32;
 
+/// What tensors add up to, by what a step reads of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Elements of all tensors.
+    pub elements: u64,
+    /// Elements of routed experts.
+    pub expert_elements: u64,
+    /// Bytes of routed experts.
+    pub expert_bytes: u64,
+    /// Elements of the table of embeddings.
+    pub embedding_elements: u64,
+    /// Bytes of the table of embeddings.
+    pub embedding_bytes: u64,
+    /// Whether there is an output layer beside that table, which is only looked up then.
+    pub has_output: bool,
+}
+
+impl Totals {
+    fn add(&mut self, other: &Self) {
+        self.elements = self.elements.saturating_add(other.elements);
+        self.expert_elements = self.expert_elements.saturating_add(other.expert_elements);
+        self.expert_bytes = self.expert_bytes.saturating_add(other.expert_bytes);
+        self.embedding_elements = self.embedding_elements.saturating_add(other.embedding_elements);
+        self.embedding_bytes = self.embedding_bytes.saturating_add(other.embedding_bytes);
+        self.has_output |= other.has_output;
+    }
+}
+
 /// What a GGUF header says about its model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Header {
@@ -103,6 +131,12 @@ pub struct Header {
     pub tensor_count: u64,
     /// Bytes of all tensors in this file.
     pub tensor_bytes: u64,
+    /// What they add up to.
+    pub totals: Totals,
+    /// Routed experts of a layer; 0 without.
+    pub expert_count: u32,
+    /// How many of those a token uses.
+    pub expert_used_count: u32,
     /// Bytes of the tensors that llama.cpp copies into another layout when it runs on this kind of processor.
     pub repacked_bytes: u64,
     /// Where tensor data begins.
@@ -133,6 +167,7 @@ impl Header {
     pub fn add_split(&mut self, other: &Self) {
         self.tensor_count += other.tensor_count;
         self.tensor_bytes = self.tensor_bytes.saturating_add(other.tensor_bytes);
+        self.totals.add(&other.totals);
         self.repacked_bytes = self.repacked_bytes.saturating_add(other.repacked_bytes);
         self.file_bytes = self.file_bytes.saturating_add(other.file_bytes);
     }

@@ -1,6 +1,6 @@
 //! The tensor part of a header: names, shapes, types and places, checked as they stream past.
 
-use super::{GgufError, Header, TENSOR_NAME_BYTES_MAX, TensorProblem, limit, source::Source, types};
+use super::{GgufError, Header, TENSOR_NAME_BYTES_MAX, TensorProblem, Totals, limit, source::Source, types};
 use std::{
     hash::{DefaultHasher, Hasher},
     io::Read,
@@ -34,6 +34,7 @@ pub(super) fn read<R: Read>(source: &mut Source<R>, header: &mut Header, alignme
         end = expected_offset.checked_add(tensor.bytes).ok_or_else(|| wrong(TensorProblem::Overflow))?;
         expected_offset = end.checked_next_multiple_of(alignment).ok_or_else(|| wrong(TensorProblem::Overflow))?;
         header.tensor_bytes = header.tensor_bytes.saturating_add(tensor.bytes);
+        header.totals.add(&tensor.totals());
         if tensor.repacked {
             header.repacked_bytes = header.repacked_bytes.saturating_add(tensor.bytes);
         }
@@ -56,8 +57,21 @@ pub(super) fn read<R: Read>(source: &mut Source<R>, header: &mut Header, alignme
 struct Tensor {
     name: String,
     offset_bytes: u64,
+    elements: u64,
     bytes: u64,
     repacked: bool,
+}
+
+impl Tensor {
+    /// Names as llama.cpp gives them (`llama-arch.cpp`).
+    fn totals(&self) -> Totals {
+        let of = |counts: bool| if counts { (self.elements, self.bytes) } else { (0, 0) };
+        let (expert_elements, expert_bytes) = of(self.name.contains("_exps."));
+        let (embedding_elements, embedding_bytes) = of(self.name == "token_embd.weight");
+        let has_output = self.name == "output.weight";
+        let elements = self.elements;
+        Totals { elements, expert_elements, expert_bytes, embedding_elements, embedding_bytes, has_output }
+    }
 }
 
 fn read_one<R: Read>(source: &mut Source<R>) -> Result<Tensor, GgufError> {
@@ -97,7 +111,7 @@ fn read_one<R: Read>(source: &mut Source<R>) -> Result<Tensor, GgufError> {
     let offset_bytes = source.u64(PART)?;
     // Embeddings are looked up row by row and stay as they are; matrices of whole groups of eight rows are copied.
     let is_matrix = dimensions >= 2 && !name.starts_with("token_embd") && shape[1].is_multiple_of(8);
-    Ok(Tensor { repacked: is_matrix && types::is_repacked(element_type), name, offset_bytes, bytes })
+    Ok(Tensor { repacked: is_matrix && types::is_repacked(element_type), name, offset_bytes, elements, bytes })
 }
 
 fn hash(name: &str) -> u64 {

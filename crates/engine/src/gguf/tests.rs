@@ -44,6 +44,42 @@ fn a_sound_header_gives_everything_that_is_used() {
     assert_eq!(header.tensor_bytes, 64 * 32 * 4 + 128 * 18 + 256 + 66 * 20);
     assert_eq!(header.repacked_bytes, 128 * 18, "only the Q4_0 matrix is copied");
     assert_eq!(header.pooling_type, None);
+    assert_eq!(header.totals.elements, 64 * 32 + 64 * 64 + 64 + 64 * 33);
+    assert!(header.totals.has_output && header.totals.expert_bytes == 0);
+}
+
+#[test]
+fn experts_and_tables_are_counted_apart() {
+    let tensor = |name: &str, columns: u64, rows: u64| TensorItem {
+        name: name.into(),
+        shape: vec![columns, rows],
+        element_type: 1,
+        bytes: columns * rows * 2,
+        offset: None,
+    };
+    let writer = Writer {
+        tensors: vec![
+            tensor("token_embd.weight", 64, 32),
+            tensor("output.weight", 64, 32),
+            tensor("blk.0.ffn_up_exps.weight", 64, 512),
+            tensor("blk.0.ffn_up_shexp.weight", 64, 64),
+        ],
+        ..Writer::llama().set("llama.expert_count", Item::U32(8)).set("llama.expert_used_count", Item::U32(2))
+    };
+    let mut header = read(&writer).unwrap();
+    assert_eq!((header.expert_count, header.expert_used_count), (8, 2));
+    let totals = Totals {
+        elements: 64 * (32 + 32 + 512 + 64),
+        expert_elements: 64 * 512,
+        expert_bytes: 64 * 512 * 2,
+        embedding_elements: 64 * 32,
+        embedding_bytes: 64 * 32 * 2,
+        has_output: true,
+    };
+    assert_eq!(header.totals, totals);
+    let other = header.clone();
+    header.add_split(&other);
+    assert_eq!((header.totals.elements, header.totals.expert_bytes), (2 * totals.elements, 2 * totals.expert_bytes));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! 2405.04434, section 2.1). A layer with a sliding window keeps the last tokens of its window only. Quantised caches keep ggml's
 //! blocks, scale included (`ggml-common.h`). Recurrent layers keep no row per token: they are not described here.
 
-use super::input::{Refused, at_least_one, product, refused, sum};
+use super::input::{Refused, at_least_one, product, refused, sum, whole};
 use serde::Serialize;
 
 /// The most layers that are believed.
@@ -140,6 +140,17 @@ impl Weights {
     pub fn dense(parameters: u64, element: ElementType) -> Result<Self, Refused> {
         let bytes = element.bytes(at_least_one("parameters", parameters)?)?;
         Ok(Self { prompt_parameters: parameters, token_parameters: parameters, ..Self::of_bytes(bytes)? })
+    }
+
+    /// The same weights, taking so many bytes in all: their parts are in proportion.
+    pub fn scaled_to(self, bytes: u64) -> Result<Self, Refused> {
+        let factor = at_least_one("weights", bytes)? as f64 / at_least_one("weights", self.bytes)? as f64;
+        let scaled = |part: u64| whole("weights", (part as f64 * factor).round());
+        let experts = match self.experts {
+            Some(experts) => Some(Experts { bytes: scaled(experts.bytes)?, ..experts }),
+            None => None,
+        };
+        Ok(Self { bytes, step_bytes: scaled(self.step_bytes)?, experts, ..self })
     }
 
     /// Weights of which only the bytes are known.

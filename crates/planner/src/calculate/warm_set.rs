@@ -2,13 +2,14 @@
 //!
 //! A set fits if `sum + reserve <= budget`. The worst moment adds what requests take, what fragmentation loses, and what the
 //! models that load at once need above what they keep. Side by side, a roll holds the old version and loads the new one.
-//! Workers are filled by first fit, largest first, which never takes more than 11/9 of the fewest plus one (Dosa, 2007).
+//! Workers are filled by first fit, largest first, which for sizes alone never takes more than 11/9 of the fewest plus one (Dosa, 2007).
 
 use super::input::{Refused, at_least_one, refused, share_or_none};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// The most models of one set.
-pub const MODELS_MAX: usize = 100_000;
+pub const MODELS_MAX: usize = 10_000;
 /// The largest size that is believed, and the most requests at once.
 const SIZE_MAX: u64 = 1 << 60;
 const CONCURRENCY_MAX: u64 = 1 << 32;
@@ -126,7 +127,8 @@ impl WarmSet {
         if self.models.is_empty() || self.models.len() > MODELS_MAX {
             return Err(refused("model", format!("is given {} times: give 1 to {MODELS_MAX}", self.models.len())));
         }
-        for (index, model) in self.models.iter().enumerate() {
+        let mut names = BTreeSet::new();
+        for model in &self.models {
             at_least_one("model size", model.steady)?;
             if model.peak.max(model.per_request) > SIZE_MAX {
                 return Err(refused(
@@ -146,7 +148,7 @@ impl WarmSet {
                     format!("of {} is less than it keeps: give the most it takes", model.name),
                 ));
             }
-            if self.models[..index].iter().any(|earlier| earlier.name == model.name) {
+            if !names.insert(&model.name) {
                 return Err(refused("model", format!("{} is given twice: give each once", model.name)));
             }
         }

@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+use super::plan::PlanCommand;
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
@@ -74,6 +75,9 @@ pub(crate) enum Command {
     Admin(AdminCommand),
     /// Check this machine, the data directory and the server
     Doctor,
+    /// Calculate what fits, how fast it goes and what it takes
+    #[command(subcommand)]
+    Plan(Box<PlanCommand>),
     /// Replay demand through the machines that serve, on a virtual clock, and compare with others
     Sim(SimArguments),
     /// Print a completion script for a shell

@@ -11,6 +11,7 @@ mod latency;
 mod listing;
 mod model;
 mod place;
+mod plan;
 mod run;
 mod sim;
 mod sim_routing;
@@ -51,9 +52,10 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// What every command understands and these have no use for: they are no commands of a server or a data directory.
-const UNUSED: [(&str, &[&str]); 4] = [
+const UNUSED: [(&str, &[&str]); 5] = [
     ("serve", &["server"]),
     ("gateway", &["server", "data"]),
+    ("plan", &["server", "data"]),
     ("sim", &["server", "data"]),
     ("completions", &["server", "data"]),
 ];
@@ -74,7 +76,11 @@ fn command_line() -> clap::Command {
 /// say it for the other commands.
 fn unused_option(matches: &ArgMatches) -> Option<(&'static str, &'static str)> {
     UNUSED.iter().find_map(|(name, options)| {
-        let given = matches.subcommand_matches(name)?;
+        let mut given = matches.subcommand_matches(name)?;
+        // What stands behind a subcommand of it is known there only.
+        while let Some((_, deeper)) = given.subcommand() {
+            given = deeper;
+        }
         let written = |option: &&&str| given.value_source(option) == Some(ValueSource::CommandLine);
         options.iter().find(written).map(|option| (*name, *option))
     })
@@ -133,6 +139,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             let healthy = runtime()?.block_on(doctor::run(&global, output))?;
             Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
         }
+        Command::Plan(command) => done(plan::run(&command, output)),
         Command::Sim(arguments) => done(sim::run(&arguments, output)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -177,6 +184,20 @@ mod tests {
         assert_eq!(unused(&["warmset", "serve", "--server", "127.0.0.1:1"]), Some(("serve", "server")));
         assert_eq!(unused(&["warmset", "--server", "127.0.0.1:1", "serve"]), Some(("serve", "server")));
         assert_eq!(unused(&["warmset", "gateway", "--data", "/tmp"]), Some(("gateway", "data")));
+        assert_eq!(
+            unused(&[
+                "warmset",
+                "plan",
+                "queueing",
+                "--arrivals-per-second",
+                "1",
+                "--service-seconds",
+                "1",
+                "--data",
+                "/"
+            ]),
+            Some(("plan", "data"))
+        );
         assert_eq!(unused(&["warmset", "serve", "--data", "/tmp"]), None);
         assert_eq!(unused(&["warmset", "gateway"]), None);
         assert_eq!(unused(&["warmset", "doctor", "--server", "127.0.0.1:1"]), None);
