@@ -309,6 +309,22 @@ def test_a_config_of_transformers(tmp_path):
     assert plan(f"kv --hf-config {path}")["bytes_per_token"] == 131072
     assert abs(plan(f"decode --hf-config {path} --gpu l40s")["weight_bytes"] / 16_060_522_496 - 1) < 0.001
     assert plan(f"decode --hf-config {path} --gpu l40s --weights 5GB")["weight_bytes"] == 5_000_000_000
+    # Experts: a step of one sequence reads 8 of 128 of each layer, a large batch nearly all.
+    experts = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "head_dim": 128,
+        "num_attention_heads": 32, "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936, "num_experts": 128,
+        "num_experts_per_tok": 8, "torch_dtype": "bfloat16",
+    }
+    path.write_text(json.dumps(experts))
+    answer = plan(f"decode --hf-config {path} --gpu h100-sxm --batch 1,1024")
+    one, many = (row["weight_bytes_read"] for row in answer["rows"])
+    assert abs(answer["weight_bytes"] / 61_064_245_248 - 1) < 0.001 and 6e9 < one < 7e9 and many > 0.97 * answer["weight_bytes"]
+    # Weights that are quantised in a way the file does not spell out need their size, and have it.
+    path.write_text(json.dumps({**experts, "quantization_config": {"quant_method": "awq"}}))
+    refused = run_command(["plan", "decode", "--hf-config", str(path), "--gpu", "h100-sxm"], check=False)
+    assert refused.returncode == 1 and "--weights SIZE" in refused.stderr
+    sized = plan(f"decode --hf-config {path} --gpu h100-sxm --batch 1 --weights 16GB")
+    assert sized["weight_bytes"] == 16_000_000_000 and 1.5e9 < sized["rows"][0]["weight_bytes_read"] < 2e9
     path.write_text(json.dumps({**config, "model_type": "mamba2"}))
     refused = run_command(["plan", "kv", "--hf-config", str(path)], check=False)
     assert refused.returncode == 1 and "not understood" in refused.stderr and "config.json" in refused.stderr
@@ -339,6 +355,8 @@ def test_a_config_of_transformers(tmp_path):
     ("kv --layers 8 --kv-heads 8 --head-dim 128 --window-layers 9 --window-tokens 5", 1, "there are 8 layers"),
     ("kv --gguf /nonexistent.gguf", 1, "/nonexistent.gguf"),
     ("kv --gguf /etc/hostname", 1, "GGUF"),
+    ("kv --gguf a.gguf --head-dim 3", 2, "cannot be used with"),
+    ("kv --hf-config a.json --window-layers 3", 2, "cannot be used with"),
     ("kv --gguf a.gguf --layers 3 --kv-heads 1 --head-dim 1", 2, "cannot be used with"),
     ("decode --parameters 7e9", 1, "give --gpu NAME"),
     ("decode --parameters 7e9 --gpu h900", 1, "there are a100-40gb-sxm"),

@@ -104,8 +104,9 @@ impl Config {
             if latent { self.latent(hidden, heads)? } else { self.heads(hidden, heads)? };
         let layers = self.layers(attention, query_width)?;
         let element = self.element()?;
-        let weights = match weight_type.map_or_else(|| self.weight_type(element), |known| Ok(Some(known)))? {
-            Some(known) => Some(self.weights(parameters, known)?),
+        let given = weight_type.map(|known| (known, known));
+        let weights = match given.map_or_else(|| self.weight_types(element), |known| Ok(Some(known)))? {
+            Some((dense, experts)) => Some(self.weights(parameters, dense, experts)?),
             None => None,
         };
         Ok(Model {
@@ -196,19 +197,21 @@ impl Config {
         }
     }
 
-    /// How weights are kept, if the file says so well enough to count bytes.
-    fn weight_type(&self, plain: ElementType) -> Result<Option<ElementType>, Refused> {
+    /// How weights are kept, routed experts apart, if the file says so well enough to count bytes.
+    fn weight_types(&self, plain: ElementType) -> Result<Option<(ElementType, ElementType)>, Refused> {
         let Some(quantised) = self.fields.get("quantization_config").filter(|value| !value.is_null()) else {
-            return Ok(Some(plain));
+            return Ok(Some((plain, plain)));
         };
         match quantised.get("quant_method").and_then(Value::as_str) {
-            Some("fp8") => ElementType::named("fp8").map(Some),
+            Some("fp8") => ElementType::named("fp8").map(|fp8| Some((fp8, fp8))),
+            // gpt-oss keeps everything but its experts as it is.
+            Some("mxfp4") => ElementType::named("mxfp4").map(|mxfp4| Some((plain, mxfp4))),
             // Others keep some matrices as they are: what they take is on the disk, not in this file.
             _ => Ok(None),
         }
     }
 
-    fn weights(&self, attention_parameters: u64, element: ElementType) -> Result<Weights, Refused> {
+    fn weights(&self, attention_parameters: u64, dense: ElementType, routed: ElementType) -> Result<Weights, Refused> {
         let (hidden, layers) = (self.required("hidden_size")?, self.required("num_hidden_layers")?);
         let mut matrices = self.feed_forward(hidden, layers)?;
         matrices.attention = product("parameters", &[layers, attention_parameters])?;
@@ -216,15 +219,13 @@ impl Config {
         let tied = self.flag("tie_word_embeddings", self.family.starts_with("gemma"));
         let always = sum("parameters", [matrices.attention, matrices.always])?;
         let step = sum("parameters", [always, table])?;
-        let all = sum("parameters", [step, matrices.routed, if tied { 0 } else { table }])?;
+        let kept = sum("parameters", [step, if tied { 0 } else { table }])?;
+        let routed_bytes = routed.bytes(matrices.routed)?;
         let prompt_parameters = sum("parameters", [always, matrices.routed_used])?;
-        let experts = match self.experts()? {
-            Some((count, used)) => Some(Experts { bytes: element.bytes(matrices.routed)?, count, used }),
-            None => None,
-        };
+        let experts = self.experts()?.map(|(count, used)| Experts { bytes: routed_bytes, count, used });
         Ok(Weights {
-            bytes: element.bytes(all)?,
-            step_bytes: element.bytes(step)?,
+            bytes: sum("weight bytes", [dense.bytes(kept)?, routed_bytes])?,
+            step_bytes: dense.bytes(step)?,
             experts,
             prompt_parameters,
             token_parameters: sum("parameters", [prompt_parameters, table])?,

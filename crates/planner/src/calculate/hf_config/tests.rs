@@ -29,6 +29,10 @@ const DEEPSEEK_V3: &str = r#"{"model_type":"deepseek_v3","hidden_size":7168,"int
 const GEMMA2_2B: &str = r#"{"model_type":"gemma2","hidden_size":2304,"intermediate_size":9216,"num_attention_heads":8,"num_hidden_layers":26,
     "num_key_value_heads":4,"head_dim":256,"vocab_size":256000,"sliding_window":4096,"torch_dtype":"float32"}"#;
 
+const GPT_OSS_20B: &str = r#"{"model_type":"gpt_oss","hidden_size":2880,"intermediate_size":2880,"num_attention_heads":64,"num_hidden_layers":24,
+    "num_key_value_heads":8,"head_dim":64,"vocab_size":201088,"num_local_experts":32,"num_experts_per_tok":4,"sliding_window":128,
+    "tie_word_embeddings":false,"quantization_config":{"quant_method":"mxfp4"}}"#;
+
 /// Parameters that publishers name, in billions, with norms and biases: below a thousandth more than matrices.
 #[test]
 fn parameters_agree_with_what_publishers_count() {
@@ -77,6 +81,18 @@ fn kv_is_that_of_the_layers() {
     assert_eq!(read(&named).kv_bytes(fp16, 1000), Ok(4096 * 128 + 4096 * 1000));
     let windowed = QWEN_HALF_B.replace("\"use_sliding_window\":false", "\"use_sliding_window\":true");
     assert_eq!(read(&windowed).layers.iter().map(|layers| layers.count).collect::<Vec<_>>(), [3, 21]);
+}
+
+#[test]
+fn experts_in_four_bits_are_counted_beside_the_rest_in_sixteen() {
+    // The published checkpoint has 12.8 GiB; a token uses 3.6 billion parameters, and every second layer sees 128 tokens.
+    let model = read(GPT_OSS_20B);
+    let weights = model.weights.unwrap();
+    assert!((weights.bytes as f64 / (12.8 * 1024f64.powi(3)) - 1.0).abs() < 0.005, "{}", weights.bytes);
+    assert!((weights.token_parameters as f64 / 3.6e9 - 1.0).abs() < 0.02, "{}", weights.token_parameters);
+    assert_eq!(weights.experts.map(|experts| experts.bytes), Some(24 * 32 * 3 * 2880 * 2880 / 32 * 17));
+    let row = 2 * 8 * 64 * 2;
+    assert_eq!(model.kv_bytes(ElementType::named("bf16").unwrap(), 1000), Ok(12 * row * 128 + 12 * row * 1000));
 }
 
 #[test]

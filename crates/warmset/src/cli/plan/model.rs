@@ -121,9 +121,12 @@ impl ModelArguments {
 
     fn read_config(&self, path: &Path, weight_type: Option<ElementType>) -> Result<Model> {
         let text = read(path, hf_config::CONFIG_BYTES_MAX)?;
-        // A size of weights that is given takes the place of what a file cannot say; their parts are in proportion.
-        let shape_only = self.weights.is_some().then(|| ElementType::named("bf16")).transpose()?;
-        Ok(hf_config::parse(&text, weight_type.or(shape_only))?)
+        let model = hf_config::parse(&text, weight_type)?;
+        if model.weights.is_some() || self.weights.is_none() {
+            return Ok(model);
+        }
+        // Their size is given, and what the file cannot say of it is in proportion to what they would be unquantised.
+        Ok(hf_config::parse(&text, Some(ElementType::named("bf16")?))?)
     }
 
     fn described(&self, weight_type: Option<ElementType>) -> Result<Model> {
