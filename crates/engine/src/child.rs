@@ -23,7 +23,8 @@ use std::{
     io::{BufReader, BufWriter, Write},
     os::{fd::OwnedFd, unix::net::UnixStream},
     process::ExitCode,
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    time::Instant,
 };
 
 /// Exit code of a process that was not started by a worker.
@@ -208,9 +209,10 @@ fn drive(
             }
         } else {
             outbox.check()?;
-            match messages.recv() {
+            match receive(messages, engine.next_timer().filter(|_| threads > 0)) {
                 Ok(message) => Some(message),
-                Err(_) => return Ok(EXIT_PARENT_GONE),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(EXIT_PARENT_GONE),
             }
         };
         match next {
@@ -237,6 +239,14 @@ fn drive(
                 outbox.check()?;
             }
         }
+    }
+}
+
+/// The next message, or none until then.
+fn receive(messages: &Receiver<Received>, until: Option<Instant>) -> Result<Received, RecvTimeoutError> {
+    match until {
+        Some(until) => messages.recv_timeout(until.saturating_duration_since(Instant::now())),
+        None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::{
     kv::KvMemory,
     protocol::{FromEngine, KvOpen, LoadRequest, LoadedInfo, ToEngine},
 };
+use std::time::Instant;
 
 /// Where an engine puts what it has to say.
 pub type Report<'a> = &'a mut dyn FnMut(FromEngine);
@@ -49,6 +50,11 @@ pub trait Engine {
 
     /// Whether a step would do something now (with at least one thread).
     fn has_work(&self) -> bool;
+
+    /// When a step may do something without a message, if it does nothing now.
+    fn next_timer(&self) -> Option<Instant> {
+        None
+    }
 
     /// One bounded step over all sequences: at most one batch.
     fn step(&mut self, report: Report<'_>);

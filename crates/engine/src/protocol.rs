@@ -67,8 +67,9 @@ pub enum ToEngine {
 pub enum KvGrant {
     /// Compute it, but for what the engine itself holds.
     Recompute { known: u32 },
-    /// The first blocks lie in these slots of the arena, and stay there until the engine says `Restored`.
-    Blocks { slots: Vec<u32>, known: u32 },
+    /// Blocks lie in these slots of the arena, and stay there until the engine says `Restored`. If they are not the first
+    /// ones (`first` above 0), the request computes already: they are taken in when it has come as far as they begin.
+    Blocks { first: u32, slots: Vec<u32>, known: u32 },
 }
 
 /// The tier's memory for one model.
@@ -194,8 +195,9 @@ pub enum FromEngine {
     /// A request is tokenised. `device_tokens` of it the engine holds itself; `keys` are those of its full blocks, but
     /// never of its last token, which is always computed.
     Prepared { request: u64, prompt_tokens: u32, device_tokens: u32, keys: Vec<BlockKey> },
-    /// What became of granted blocks; said once for each grant of blocks, however the request goes on.
-    Restored { request: u64, blocks: u32, seconds: f64 },
+    /// What became of granted blocks: so many were taken in, from one of the prompt's on. Said once for each grant of
+    /// blocks, however the request goes on.
+    Restored { request: u64, first_block: u32, blocks: u32, seconds: f64 },
     /// A granted block was not what it must be.
     KvRejected { request: u64, block: u32, reason: String },
     /// A restored sequence says the same bytes as so many blocks that it was made of: see [`KvOpen::verify`].

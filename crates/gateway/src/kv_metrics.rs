@@ -112,7 +112,9 @@ impl KvMetrics {
         for (kind, tokens) in kinds {
             set(&self.traffic.get_or_create(&TrafficLabels { model: model(), kind: kind.to_owned() }), tokens);
         }
-        for (decision, count) in [("reload", view.reloaded), ("recompute", view.recomputed)] {
+        for (decision, count) in
+            [("reload", view.reloaded - view.split), ("split", view.split), ("recompute", view.recomputed)]
+        {
             set(
                 &self.decisions.get_or_create(&DecisionLabels { model: model(), decision: decision.to_owned() }),
                 count,

@@ -3,20 +3,23 @@
 use super::{
     index::{NONE, Work},
     key::{BLOCK_TOKENS, BlockKey, KvIdentity},
-    protocol::{Action, BlockKeyShort, BlockNumber},
+    protocol::{Action, BlockKeyShort, BlockNumber, ReadFailure},
     tier::Tier,
     view::HitTokens,
     worth,
 };
 use crate::{ids::RequestId, time::Instant};
-use alloc::{string::String, vec::Vec};
-use core::time::Duration;
+use alloc::vec::Vec;
+use core::{ops::Range, time::Duration};
 
 /// A reload is given up when it takes this many times as long as it was expected to.
 const LATE_TIMES: f64 = 2.0;
 /// No reload is given up sooner: below this, no estimate of time is worth anything.
 const LATE_AFTER_MIN: Duration = Duration::from_millis(20);
 
+/// Computing one part while another is read is tried if it is expected to save so much more, in times and in seconds.
+const SPLIT_GAIN: f64 = 1.02;
+const SPLIT_GAIN_SECONDS: f64 = 0.001;
 /// So many prefixes are computed although they lie on disk before one of their blocks is read, to see how fast it is.
 const PASSED_OVER_BEFORE_PROBE: u32 = 32;
 
@@ -26,6 +29,8 @@ pub(super) struct Waiting {
     pub(super) model: u16,
     /// What it is to get, in order; all of them are pinned.
     pub(super) blocks: Vec<BlockNumber>,
+    /// Blocks of the prompt before them, which it computes meanwhile; 0 if it waits.
+    pub(super) first: u32,
     pub(super) known: u32,
     pub(super) device_tokens: u32,
     /// Blocks that lay on disk when it came.
@@ -39,6 +44,8 @@ pub(super) struct Waiting {
 pub(super) struct Granted {
     pub(super) model: u16,
     pub(super) blocks: Vec<BlockNumber>,
+    /// Blocks of the prompt before them.
+    first: u32,
     pub(super) device_tokens: u32,
     pub(super) from_disk: u32,
     pub(super) waited_seconds: f64,
@@ -55,7 +62,7 @@ impl Tier {
         actions: &mut Vec<Action>,
     ) {
         let Some(model) = self.number_of(&identity) else {
-            actions.push(Action::Grant { request, identity, slots: Vec::new(), known: 0 });
+            actions.push(Action::Grant { request, identity, first: 0, slots: Vec::new(), known: 0 });
             return;
         };
         // A request asks once: whatever it held before under this number is over.
@@ -70,9 +77,9 @@ impl Tier {
         let traffic = self.traffic(&blocks);
         let figures = &mut self.known[usize::from(model)].figures;
         figures.lookup_tokens += u64::from(prompt_tokens);
-        let wanted = self.worth_reloading(model, &blocks, device_tokens);
+        let wanted = self.best_reload(model, &blocks, device_tokens);
         let figures = &mut self.known[usize::from(model)].figures;
-        if wanted == 0 {
+        let Some(wanted) = wanted else {
             if known * BLOCK_TOKENS > device_tokens {
                 figures.recomputed += 1;
                 self.probe_disk(model, &blocks, keys, actions);
@@ -80,12 +87,17 @@ impl Tier {
             let figures = &mut self.known[usize::from(model)].figures;
             figures.hit_tokens.device += u64::from(device_tokens);
             figures.traffic.add(traffic, device_tokens / BLOCK_TOKENS);
-            actions.push(Action::Grant { request, identity, slots: Vec::new(), known });
+            actions.push(Action::Grant { request, identity, first: 0, slots: Vec::new(), known });
             return;
-        }
+        };
         figures.reloaded += 1;
-        figures.traffic.add(traffic, wanted as u32);
-        self.fetch(now, request, (model, known, device_tokens), blocks, &keys[..wanted], actions);
+        figures.traffic.add(traffic, wanted.end as u32);
+        if wanted.start > 0 {
+            figures.split += 1;
+            actions.push(Action::Grant { request, identity, first: 0, slots: Vec::new(), known });
+        }
+        let blocks = blocks[wanted.clone()].to_vec();
+        self.fetch(now, request, (model, known, device_tokens), blocks, (wanted.start as u32, &keys[wanted]), actions);
     }
 
     /// Blocks of a prompt from the first on that are in host memory or on disk, or will be in a moment.
@@ -102,11 +114,11 @@ impl Tier {
         blocks
     }
 
-    /// How many blocks from the first on are best brought back: the number that saves most time, 0 for none. Restoring
-    /// replaces what the engine holds of the prompt, so all of them are moved, and only what goes beyond it is saved.
-    fn worth_reloading(&self, model: u16, blocks: &[BlockNumber], device_tokens: u32) -> usize {
+    /// Which blocks are best brought back, by the time that it saves; none if none does. Restoring replaces what the
+    /// engine holds of the prompt, so all of it is moved, and only what goes beyond it is saved.
+    fn best_reload(&self, model: u16, blocks: &[BlockNumber], device_tokens: u32) -> Option<Range<usize>> {
         let known = &self.known[usize::from(model)];
-        let (mut best, mut best_seconds, mut disk_bytes) = (0, 0.0, 0);
+        let (mut best, mut best_seconds, mut disk_bytes) = (None, 0.0, 0);
         for (place, number) in blocks.iter().enumerate() {
             let count = place as u32 + 1;
             if self.index.get(*number).slot == NONE {
@@ -120,7 +132,39 @@ impl Tier {
             let spent =
                 self.restore.seconds(u64::from(count) * known.payload_bytes) + self.disk.read.seconds(disk_bytes);
             if saved - spent > best_seconds {
-                (best, best_seconds) = (count as usize, saved - spent);
+                (best, best_seconds) = (Some(0..count as usize), saved - spent);
+            }
+        }
+        self.best_split(model, blocks, device_tokens, best_seconds).or(best)
+    }
+
+    /// The blocks to read while those before them are computed, so that both end at the same time, if that saves clearly
+    /// more than this. After Jin et al., "Compute Or Load KV Cache? Why Not Both?" (arXiv:2410.03065), with one meeting
+    /// point that is known before.
+    fn best_split(
+        &self,
+        model: u16,
+        blocks: &[BlockNumber],
+        device_tokens: u32,
+        saved_otherwise: f64,
+    ) -> Option<Range<usize>> {
+        if !self.disk.read.is_measured() {
+            return None;
+        }
+        let known = &self.known[usize::from(model)];
+        let computing_all = known.speed.seconds(device_tokens, blocks.len() as u32 * BLOCK_TOKENS);
+        let (mut best, mut best_seconds) = (None, saved_otherwise * SPLIT_GAIN + SPLIT_GAIN_SECONDS);
+        let (mut disk_bytes, begin) = (0, (device_tokens / BLOCK_TOKENS) as usize + 1);
+        for first in (begin..blocks.len()).rev() {
+            if self.index.get(blocks[first]).slot == NONE {
+                disk_bytes += known.payload_bytes;
+            }
+            let computing = known.speed.seconds(device_tokens, first as u32 * BLOCK_TOKENS);
+            // What was computed is taken out of the engine, and all of it put in again.
+            let moving = self.restore.seconds((first + blocks.len()) as u64 * known.payload_bytes);
+            let saved = computing_all - computing.max(self.disk.read.seconds(disk_bytes)) - moving;
+            if saved > best_seconds {
+                (best, best_seconds) = (Some(first..blocks.len()), saved);
             }
         }
         best
@@ -133,10 +177,9 @@ impl Tier {
         request: RequestId,
         (model, known, device_tokens): (u16, u32, u32),
         mut blocks: Vec<BlockNumber>,
-        keys: &[BlockKey],
+        (first, keys): (u32, &[BlockKey]),
         actions: &mut Vec<Action>,
     ) {
-        blocks.truncate(keys.len());
         for number in &blocks {
             self.index.get_mut(*number).pins += 1;
             self.reorder(*number);
@@ -155,15 +198,16 @@ impl Tier {
         for number in blocks.split_off(there) {
             self.unpin(number, actions);
         }
-        let tokens = blocks.len() as u32 * BLOCK_TOKENS;
+        let tokens = (first + blocks.len() as u32) * BLOCK_TOKENS;
         let known_model = &self.known[usize::from(model)];
         let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
-        // Nobody waits longer for a reload than computing would take.
+        // Nobody waits longer for a reload than computing would take. Who computes meanwhile does not wait.
         let computing = known_model.speed.seconds(device_tokens.min(tokens), tokens);
-        let late = if self.disk.read.is_measured() { reading * LATE_TIMES } else { computing };
+        let waits = first == 0 && self.disk.read.is_measured();
+        let late = if waits { reading * LATE_TIMES } else { computing };
         let patience = Duration::from_secs_f64(late.min(computing).clamp(0.0, 3600.0));
         let give_up_at = now + patience.max(LATE_AFTER_MIN);
-        let waiting = Waiting { model, blocks, known, device_tokens, from_disk, since: now, give_up_at };
+        let waiting = Waiting { model, blocks, first, known, device_tokens, from_disk, since: now, give_up_at };
         self.waiting.insert(request, waiting);
         self.grant_if_complete(now, request, actions);
     }
@@ -199,7 +243,7 @@ impl Tier {
         now: Instant,
         number: BlockNumber,
         seconds: f64,
-        failure: Option<String>,
+        failure: Option<ReadFailure>,
         actions: &mut Vec<Action>,
     ) {
         if self.index.get(number).work != Work::Reading {
@@ -214,8 +258,11 @@ impl Tier {
                 let bytes = self.known[usize::from(model)].payload_bytes;
                 self.disk.read.observe(bytes, seconds);
             }
-            Some(reason) => {
+            Some(ReadFailure { reason, slot_is_held }) => {
                 self.rejected.count(&reason);
+                if slot_is_held {
+                    self.leave_slot_held(number);
+                }
                 self.leave_disk(number, actions);
                 self.lose(now, number, actions);
             }
@@ -242,7 +289,7 @@ impl Tier {
         for waiting in self.waiting.values_mut() {
             if let Some(place) = waiting.blocks.iter().position(|other| *other == number) {
                 unwanted.extend(waiting.blocks.split_off(place));
-                waiting.known = waiting.known.min(place as u32);
+                waiting.known = waiting.known.min(waiting.first + place as u32);
             }
         }
         for other in unwanted {
@@ -277,23 +324,29 @@ impl Tier {
             self.unpin(number, actions);
         }
         let identity = self.known[usize::from(waiting.model)].identity;
-        if there as u32 * BLOCK_TOKENS <= waiting.device_tokens {
+        if (waiting.first + there as u32) * BLOCK_TOKENS <= waiting.device_tokens {
             for number in core::mem::take(&mut waiting.blocks) {
                 self.unpin(number, actions);
             }
         }
         let slots: Vec<u32> = waiting.blocks.iter().map(|number| self.index.get(*number).slot).collect();
+        let computes_meanwhile = waiting.first > 0;
         if !slots.is_empty() {
+            let waited_seconds = if computes_meanwhile { 0.0 } else { now.since(waiting.since).as_secs_f64() };
             let granted = Granted {
                 model: waiting.model,
                 blocks: waiting.blocks,
+                first: waiting.first,
                 device_tokens: waiting.device_tokens,
                 from_disk: waiting.from_disk,
-                waited_seconds: now.since(waiting.since).as_secs_f64(),
+                waited_seconds,
             };
             self.granted.insert(request, granted);
+        } else if computes_meanwhile {
+            // It has its grant already.
+            return;
         }
-        actions.push(Action::Grant { request, identity, slots, known: waiting.known });
+        actions.push(Action::Grant { request, identity, first: waiting.first, slots, known: waiting.known });
     }
 
     /// How fast blocks came from disk for a request that waited for some, whether it has all of them or not.
@@ -317,17 +370,26 @@ impl Tier {
         }
     }
 
-    pub(super) fn restored(&mut self, request: RequestId, blocks: u32, seconds: f64, actions: &mut Vec<Action>) {
+    pub(super) fn restored(
+        &mut self,
+        request: RequestId,
+        (first_block, blocks): (u32, u32),
+        seconds: f64,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(granted) = self.granted.remove(&request) else { return };
         let known = &mut self.known[usize::from(granted.model)];
         let blocks = blocks.min(granted.blocks.len() as u32);
         if blocks > 0 {
-            self.restore.observe(u64::from(blocks) * known.payload_bytes, seconds);
-            let tokens = blocks * BLOCK_TOKENS;
+            // What lay before them was moved too.
+            let end = first_block.saturating_add(blocks);
+            self.restore.observe(u64::from(first_block + end) * known.payload_bytes, seconds);
+            let (tokens, end) = (blocks * BLOCK_TOKENS, end.saturating_mul(BLOCK_TOKENS));
             let disk = granted.from_disk.min(blocks) * BLOCK_TOKENS;
-            let hit = HitTokens { device: 0, host: u64::from(tokens - disk), disk: u64::from(disk) };
+            let device = if first_block == 0 { 0 } else { granted.device_tokens };
+            let hit = HitTokens { device: u64::from(device), host: u64::from(tokens - disk), disk: u64::from(disk) };
             known.figures.hit_tokens.add(hit);
-            let saved = known.speed.seconds(granted.device_tokens.min(tokens), tokens);
+            let saved = known.speed.seconds(granted.device_tokens.max(first_block * BLOCK_TOKENS).min(end), end);
             known.figures.saved_seconds += saved;
             known.figures.spent_seconds += seconds + granted.waited_seconds;
         } else {
@@ -349,7 +411,8 @@ impl Tier {
     ) {
         self.rejected.count(reason);
         let Some(granted) = self.granted.get(&request) else { return };
-        let Some(number) = granted.blocks.get(place as usize).copied() else { return };
+        let place = place.checked_sub(granted.first).map(|place| place as usize);
+        let Some(number) = place.and_then(|place| granted.blocks.get(place)).copied() else { return };
         self.leave_disk(number, actions);
         self.lose(now, number, actions);
     }

@@ -43,6 +43,8 @@ pub(super) struct Host {
     pub(super) bytes_used: Bytes,
     /// By number of the model.
     pub(super) arenas: BTreeMap<u16, Arena>,
+    /// Slots that a hanging read may still write into, by number of the model.
+    pub(super) held_slots: BTreeSet<(u16, u32)>,
     /// Blocks that can leave, the least worth first.
     pub(super) order: BTreeSet<(u64, BlockNumber)>,
 }

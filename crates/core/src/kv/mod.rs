@@ -26,7 +26,9 @@ mod tests;
 pub use header::{BlockHeader, HEADER_BYTES, InvalidHeader};
 pub use index::INDEX_BYTES_PER_BLOCK;
 pub use key::{BLOCK_TOKENS, BlockKey, KvIdentity, TrustDomain, chain};
-pub use protocol::{Action, BlockKeyShort, BlockNumber, DiskPlace, Event, FoundBlock, SaveId, TierSettings};
+pub use protocol::{
+    Action, BlockKeyShort, BlockNumber, DiskPlace, Event, FoundBlock, ReadFailure, SaveId, TierSettings,
+};
 pub use tier::Tier;
 pub use view::{HitTokens, ModelView, Rejected, TierView, Traffic, Verdict};
 pub use worth::HALF_LIFE;

@@ -2,6 +2,7 @@
 
 use super::{
     Action, BlockKey, DiskPlace, Event, FoundBlock, KvIdentity, SaveId, Tier, TierSettings, TrustDomain, chain,
+    protocol::ReadFailure,
 };
 use crate::{Digest, Instant, Machine, RequestId};
 use alloc::{
@@ -69,6 +70,9 @@ enum Step {
     Wait {
         milliseconds: u16,
     },
+    Release {
+        which: u8,
+    },
     Restart,
 }
 
@@ -86,6 +90,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => domain.prop_map(|domain| Step::Purge { domain }),
         1 => (0u8..12).prop_map(|slots| Step::Limit { slots }),
         4 => (1u16..3000).prop_map(|milliseconds| Step::Wait { milliseconds }),
+        1 => any::<u8>().prop_map(|which| Step::Release { which }),
         1 => Just(Step::Restart),
     ]
 }
@@ -96,12 +101,17 @@ struct World {
     now: Instant,
     wanted: Vec<Action>,
     slots: Slots,
+    /// Slots that a hanging read may write into.
+    held: Vec<(KvIdentity, u32)>,
     disk: BTreeMap<DiskPlace, FoundBlock>,
     retired: BTreeSet<DiskPlace>,
     next_page: u32,
     offers: BTreeMap<SaveId, (KvIdentity, TrustDomain, BlockKey, u32, Vec<BlockKey>)>,
     asked: BTreeMap<RequestId, Vec<BlockKey>>,
-    granted: BTreeMap<RequestId, usize>,
+    /// Requests that have had a grant.
+    begun: BTreeMap<RequestId, Vec<BlockKey>>,
+    /// First block, and how many.
+    granted: BTreeMap<RequestId, (u32, usize)>,
     number: u64,
 }
 
@@ -121,11 +131,13 @@ impl World {
             now: Instant::ZERO,
             wanted: Vec::new(),
             slots: Slots::new(),
+            held: Vec::new(),
             disk: BTreeMap::new(),
             retired: BTreeSet::new(),
             next_page: 0,
             offers: BTreeMap::new(),
             asked: BTreeMap::new(),
+            begun: BTreeMap::new(),
             granted: BTreeMap::new(),
             number: 0,
         };
@@ -158,10 +170,17 @@ impl World {
     /// What is done at once; what takes time waits.
     fn obey(&mut self, action: Action) -> Result<(), TestCaseError> {
         match action {
-            Action::Grant { request, identity, slots, known } => {
-                let keys = self.asked.remove(&request).unwrap_or_default();
+            Action::Grant { request, identity, first, slots, known } => {
+                let keys = match self.asked.remove(&request) {
+                    Some(keys) => keys,
+                    None => {
+                        prop_assert!(first > 0 && !slots.is_empty(), "who computes already is told what it can use");
+                        self.begun.get(&request).cloned().unwrap_or_default()
+                    }
+                };
+                self.begun.insert(request, keys.clone());
                 prop_assert!(known as usize <= keys.len());
-                for (place, slot) in slots.iter().enumerate() {
+                for (place, slot) in (first as usize..).zip(&slots) {
                     let held = self.slots.get(&(identity, *slot)).copied();
                     prop_assert_eq!(
                         held,
@@ -170,7 +189,7 @@ impl World {
                     );
                 }
                 if !slots.is_empty() {
-                    self.granted.insert(request, slots.len());
+                    self.granted.insert(request, (first, slots.len()));
                 }
             }
             Action::FreeSlot { identity, slot } => {
@@ -202,9 +221,14 @@ impl World {
         match action {
             Action::Read { block, identity, key, place, slot, .. } => {
                 let found = self.disk.get(&place).filter(|found| found.key == key);
-                let failure = (!well || found.is_none()).then(|| "io".to_string());
+                let slot_is_held = !well && which % 2 == 1;
+                let failure = ReadFailure { reason: "io".to_string(), slot_is_held };
+                let failure = (!well || found.is_none()).then_some(failure);
+                prop_assert!(!self.held.contains(&(identity, slot)), "a read into a slot that is held");
                 if failure.is_none() {
                     self.slots.insert((identity, slot), super::BlockKeyShort::from(&key).0);
+                } else if slot_is_held {
+                    self.held.push((identity, slot));
                 }
                 self.tell(Event::ReadDone { block, seconds: 0.001, failure })
             }
@@ -215,6 +239,7 @@ impl World {
                     return Ok(());
                 }
                 for (place, slot) in &blocks {
+                    prop_assert!(!self.held.contains(&(identity, *slot)), "a save into a slot that is held");
                     let key = super::BlockKeyShort::from(&keys[*place as usize]).0;
                     self.slots.insert((identity, *slot), if well { key } else { 0 });
                 }
@@ -294,10 +319,12 @@ impl World {
             }
             Step::Do { which, well } => self.do_one(which, well),
             Step::Restore { which, all } => {
-                let Some((request, blocks)) = pick(&self.granted, which) else { return Ok(()) };
+                let Some((request, (first, blocks))) = pick(&self.granted, which) else { return Ok(()) };
                 self.granted.remove(&request);
-                let blocks = if all { blocks as u32 } else { 0 };
-                self.tell(Event::Restored { request, blocks, seconds: 0.001 })
+                // Who computes meanwhile may have come further by then.
+                let skipped = if first == 0 { 0 } else { u32::from(which) % blocks as u32 };
+                let blocks = if all { blocks as u32 - skipped } else { 0 };
+                self.tell(Event::Restored { request, first_block: first + skipped, blocks, seconds: 0.001 })
             }
             Step::Reject { which } => {
                 let Some((request, _)) = pick(&self.granted, which) else { return Ok(()) };
@@ -314,8 +341,16 @@ impl World {
                 self.now = self.now + Duration::from_millis(u64::from(milliseconds));
                 self.tell(Event::Timer)
             }
+            Step::Release { which } => self.release(which),
             Step::Restart => self.restart(),
         }
+    }
+
+    /// A read that hung has ended.
+    fn release(&mut self, which: u8) -> Result<(), TestCaseError> {
+        let Some(place) = usize::from(which).checked_rem(self.held.len()) else { return Ok(()) };
+        let (identity, slot) = self.held.swap_remove(place);
+        self.tell(Event::SlotReleased { identity, slot })
     }
 
     /// Host memory is gone, the disk stays.
@@ -347,6 +382,10 @@ impl World {
             self.do_one(0, true)?;
         }
         self.tell(Event::HostLimit { bytes: 0 })?;
+        prop_assert_eq!(self.tier.host.bytes_used, self.held.len() as u64 * SLOT, "what hangs counts");
+        while !self.held.is_empty() {
+            self.release(0)?;
+        }
         prop_assert_eq!(self.tier.host.bytes_used, 0, "something nobody uses cannot leave");
         prop_assert_eq!(self.tier.disk.queued_bytes, 0);
         prop_assert_eq!(self.tier.disk.kept_bytes, self.disk_bytes());

@@ -45,6 +45,14 @@ pub type BlockNumber = u32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SaveId(pub u64);
 
+/// Why a block was not read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadFailure {
+    pub reason: String,
+    /// The disk has not answered and may still write into the slot.
+    pub slot_is_held: bool,
+}
+
 /// A block found on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundBlock {
@@ -67,13 +75,15 @@ pub enum Event {
     Asked { request: RequestId, identity: KvIdentity, keys: Vec<BlockKey>, prompt_tokens: u32, device_tokens: u32 },
     /// A request has ended, was cancelled, or its engine is gone: nothing of it is in use any more.
     Ended { request: RequestId },
-    /// A read from disk into a slot is over. Failed ones say why.
-    ReadDone { block: BlockNumber, seconds: f64, failure: Option<String> },
-    /// The engine has done with granted blocks.
-    Restored { request: RequestId, blocks: u32, seconds: f64 },
+    /// A read from disk into a slot is over. Failed ones say why, and whether the disk may still write into the slot.
+    ReadDone { block: BlockNumber, seconds: f64, failure: Option<ReadFailure> },
+    /// Nobody writes into a slot any more of which a failed read said that.
+    SlotReleased { identity: KvIdentity, slot: u32 },
+    /// The engine has done with granted blocks: it took so many of them in, from one of its prompt's on.
+    Restored { request: RequestId, first_block: u32, blocks: u32, seconds: f64 },
     /// The engine has written so many restored blocks out again and found the bytes that were saved.
     Verified { request: RequestId, blocks: u32 },
-    /// The engine found that a granted block is not what it must be.
+    /// The engine found that a granted block, told by its place in the prompt, is not what it must be.
     Rejected { request: RequestId, block: u32, reason: String },
     /// An engine offers blocks: those of `keys`, the first of them `first_block` blocks from the beginning.
     SaveOffered {
@@ -109,10 +119,12 @@ pub enum Event {
 /// What the tier wants done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Action {
-    /// The request may begin: with the blocks in these slots, or by computing everything its engine does not hold.
+    /// The request may begin: with the blocks in these slots, or by computing everything its engine does not hold. If they
+    /// are not the first of its prompt, it has begun already, and takes them in when it has come as far as they begin.
     Grant {
         request: RequestId,
         identity: KvIdentity,
+        first: u32,
         slots: Vec<u32>,
         known: u32,
     },

@@ -2,7 +2,7 @@
 
 use super::{
     Action, BLOCK_TOKENS, BlockKey, DiskPlace, Event, KvIdentity, SaveId, Tier, TierSettings, TrustDomain, Verdict,
-    chain,
+    chain, protocol::ReadFailure,
 };
 use crate::{Digest, Instant, Machine, RequestId};
 use alloc::{string::ToString, vec, vec::Vec};
@@ -35,6 +35,8 @@ struct Bench {
 /// What a request was given.
 #[derive(Debug, PartialEq, Eq)]
 struct Given {
+    /// Blocks before them that are computed meanwhile.
+    first: u32,
     blocks: usize,
     known: u32,
 }
@@ -116,7 +118,7 @@ impl Bench {
         let given = given(&told).expect("a grant");
         if given.blocks > 0 {
             let seconds = self.restore_seconds * given.blocks as f64;
-            self.tell(Event::Restored { request, blocks: given.blocks as u32, seconds });
+            self.tell(Event::Restored { request, first_block: given.first, blocks: given.blocks as u32, seconds });
         }
         given
     }
@@ -148,8 +150,9 @@ impl Bench {
 }
 
 fn given(told: &[Action]) -> Option<Given> {
-    told.iter().find_map(|action| match action {
-        Action::Grant { slots, known, .. } => Some(Given { blocks: slots.len(), known: *known }),
+    // The last one: who computes meanwhile has two.
+    told.iter().rev().find_map(|action| match action {
+        Action::Grant { first, slots, known, .. } => Some(Given { first: *first, blocks: slots.len(), known: *known }),
         _ => None,
     })
 }
@@ -170,19 +173,19 @@ fn settings(host_blocks: u64, disk_blocks: u64) -> TierSettings {
 fn the_longest_prefix_that_is_there_is_given_and_no_more() {
     let mut bench = Bench::new(settings(100, 0));
     bench.save(&keys("a", 0, 5));
-    assert_eq!(bench.ask(&keys("a", 0, 8), 0), Given { blocks: 5, known: 5 });
-    assert_eq!(bench.ask(&keys("a", 0, 3), 0), Given { blocks: 3, known: 3 });
-    assert_eq!(bench.ask(&keys("a", 1, 5), 0), Given { blocks: 0, known: 0 });
+    assert_eq!(bench.ask(&keys("a", 0, 8), 0), Given { first: 0, blocks: 5, known: 5 });
+    assert_eq!(bench.ask(&keys("a", 0, 3), 0), Given { first: 0, blocks: 3, known: 3 });
+    assert_eq!(bench.ask(&keys("a", 1, 5), 0), Given { first: 0, blocks: 0, known: 0 });
     // Another domain, another model: other keys.
-    assert_eq!(bench.ask(&keys("b", 0, 5), 0), Given { blocks: 0, known: 0 });
+    assert_eq!(bench.ask(&keys("b", 0, 5), 0), Given { first: 0, blocks: 0, known: 0 });
 }
 
 #[test]
 fn what_the_engine_holds_itself_is_not_brought_back() {
     let mut bench = Bench::new(settings(100, 0));
     bench.save(&keys("a", 0, 5));
-    assert_eq!(bench.ask(&keys("a", 0, 5), 5 * BLOCK_TOKENS), Given { blocks: 0, known: 5 });
-    assert_eq!(bench.ask(&keys("a", 0, 5), 2 * BLOCK_TOKENS), Given { blocks: 5, known: 5 });
+    assert_eq!(bench.ask(&keys("a", 0, 5), 5 * BLOCK_TOKENS), Given { first: 0, blocks: 0, known: 5 });
+    assert_eq!(bench.ask(&keys("a", 0, 5), 2 * BLOCK_TOKENS), Given { first: 0, blocks: 5, known: 5 });
     let view = &bench.tier.view().models[0];
     assert_eq!((view.hit_tokens.device, view.recomputed, view.reloaded), (320, 0, 1));
 }
@@ -213,7 +216,7 @@ fn k13_a_slow_disk_is_computed_around_and_counted() {
     // Nobody knows yet that it is slow: the first reload finds out.
     assert_eq!(bench.ask(&keys("a", 0, 4), 0).blocks, 4);
     bench.forget_host();
-    assert_eq!(bench.ask(&keys("a", 0, 4), 0), Given { blocks: 0, known: 4 });
+    assert_eq!(bench.ask(&keys("a", 0, 4), 0), Given { first: 0, blocks: 0, known: 4 });
     let view = &bench.tier.view().models[0];
     assert_eq!((view.reloaded, view.recomputed, view.verdict), (1, 1, Verdict::TooSlow));
 }
@@ -245,11 +248,14 @@ fn the_gate_loses_little_against_always_choosing_right_at_any_bandwidth() {
         let (mut spent, mut best) = (0.0, 0.0);
         for _ in 0..200 {
             bench.forget_host();
-            let blocks = bench.ask(&keys("a", 0, 8), 0).blocks as f64;
+            let given = bench.ask(&keys("a", 0, 8), 0);
+            let (first, blocks) = (f64::from(given.first), given.blocks as f64);
             let (compute, reload) = (0.064, read_seconds + 0.000_1);
             // A reload that falls behind is given up when computing would have ended, and then computed after all.
-            spent += f64::min(blocks * reload, 2.0 * 8.0 * compute) + (8.0 - blocks) * compute;
-            best += 8.0 * f64::min(compute, reload);
+            spent += f64::max(first * compute, f64::min(blocks * reload, 2.0 * 8.0 * compute))
+                + (8.0 - first - blocks) * compute;
+            let splits = (0..=8).map(|first| f64::max(f64::from(first) * compute, f64::from(8 - first) * reload));
+            best += splits.fold(f64::INFINITY, f64::min);
         }
         assert!(spent <= best * 1.05, "{spent} s against {best} s where a read takes {read_seconds} s");
     }
@@ -278,7 +284,7 @@ fn k12_one_read_for_all_who_want_a_block_and_nobody_waits_longer_than_computing_
         told.iter().filter(|action| matches!(action, Action::Grant { slots, .. } if slots.len() == 2)).collect();
     assert_eq!(granted.len(), waiting.len());
     for (request, _) in waiting.drain(..) {
-        bench.tell(Event::Restored { request, blocks: 2, seconds: 0.001 });
+        bench.tell(Event::Restored { request, first_block: 0, blocks: 2, seconds: 0.001 });
     }
     // What comes late is there for the next.
     for block in &reads[2..] {
@@ -299,12 +305,12 @@ fn k3_a_read_that_fails_is_a_miss_from_there_on_and_its_reason_is_counted() {
     let reads = bench.held_reads.take().unwrap();
     let mut told = Vec::new();
     for (place, block) in reads.into_iter().enumerate() {
-        let failure = (place == 2).then(|| "checksum".to_string());
+        let failure = (place == 2).then(|| ReadFailure { reason: "checksum".to_string(), slot_is_held: false });
         told.extend(bench.tell(Event::ReadDone { block, seconds: 0.001, failure }));
     }
-    assert_eq!(given(&told), Some(Given { blocks: 2, known: 2 }));
+    assert_eq!(given(&told), Some(Given { first: 0, blocks: 2, known: 2 }));
     assert!(told.iter().any(|action| matches!(action, Action::Retire { .. })), "{told:?}");
-    bench.tell(Event::Restored { request, blocks: 2, seconds: 0.001 });
+    bench.tell(Event::Restored { request, first_block: 0, blocks: 2, seconds: 0.001 });
     assert_eq!(bench.tier.view().rejected.0.get("checksum"), Some(&1));
     assert_eq!(bench.ask(&keys("a", 0, 4), 0).blocks, 2, "what follows the lost block is of no use");
     // Computed again and offered again, it is there again.
@@ -313,13 +319,94 @@ fn k3_a_read_that_fails_is_a_miss_from_there_on_and_its_reason_is_counted() {
 }
 
 #[test]
+fn one_part_is_computed_while_the_rest_is_read_where_both_take_alike() {
+    let mut bench = Bench::new(settings(100, 100));
+    // 0.128 s to compute a block, as guessed, and as long to read one.
+    bench.read_seconds = 0.128;
+    let keys = keys("a", 0, 40);
+    bench.save(&keys);
+    bench.forget_host();
+    let (request, told) = bench.only_ask(&keys[..4], 0);
+    assert_eq!(given(&told), Some(Given { first: 0, blocks: 4, known: 4 }), "nothing is known of the disk yet");
+    bench.tell(Event::Restored { request, first_block: 0, blocks: 4, seconds: 0.004 });
+    bench.forget_host();
+    bench.held_reads = Some(Vec::new());
+    let (request, told) = bench.only_ask(&keys, 0);
+    assert_eq!(given(&told), Some(Given { first: 0, blocks: 0, known: 40 }), "it begins at once");
+    let reads = bench.held_reads.take().unwrap();
+    assert!((19..=21).contains(&reads.len()), "half of it is read: {}", reads.len());
+    bench.now = bench.now + Duration::from_secs(2);
+    let mut told = Vec::new();
+    for block in &reads {
+        told.extend(bench.tell(Event::ReadDone { block: *block, seconds: 0.128, failure: None }));
+    }
+    let first = 40 - reads.len() as u32;
+    assert_eq!(given(&told), Some(Given { first, blocks: reads.len(), known: 40 }));
+    // It has come two blocks further by then.
+    let blocks = reads.len() as u32 - 2;
+    bench.tell(Event::Restored { request, first_block: first + 2, blocks, seconds: 0.04 });
+    let view = &bench.tier.view().models[0];
+    assert_eq!((view.split, view.reloaded), (1, 2));
+    assert_eq!(view.hit_tokens.disk, u64::from(4 + blocks) * 64);
+}
+
+#[test]
+fn who_computes_meanwhile_is_told_nothing_when_the_rest_comes_too_late_or_is_wrong() {
+    for wrong in [false, true] {
+        let mut bench = Bench::new(settings(100, 100));
+        bench.read_seconds = 0.128;
+        let keys = keys("a", 0, 20);
+        bench.save(&keys);
+        bench.forget_host();
+        bench.ask(&keys[..4], 0);
+        bench.forget_host();
+        bench.held_reads = Some(Vec::new());
+        let (request, _) = bench.only_ask(&keys, 0);
+        let reads = bench.held_reads.take().unwrap();
+        let told = if wrong {
+            let failure = Some(ReadFailure { reason: "io".to_string(), slot_is_held: false });
+            bench.tell(Event::ReadDone { block: reads[0], seconds: 0.1, failure })
+        } else {
+            bench.now = bench.now + Duration::from_secs(60);
+            bench.tell(Event::Timer)
+        };
+        assert_eq!(given(&told), None, "{told:?}");
+        bench.tell(Event::Ended { request });
+        for block in &reads[usize::from(wrong)..] {
+            bench.tell(Event::ReadDone { block: *block, seconds: 0.1, failure: None });
+        }
+        bench.forget_host();
+        assert_eq!(bench.tier.host_bytes(), 0, "nothing is held for anybody");
+    }
+}
+
+#[test]
+fn a_slot_that_a_hanging_read_may_write_into_is_given_to_nobody() {
+    let mut bench = Bench::new(settings(4, 100));
+    bench.save(&keys("a", 0, 1));
+    bench.forget_host();
+    bench.held_reads = Some(Vec::new());
+    bench.only_ask(&keys("a", 0, 1), 0);
+    let block = bench.held_reads.take().unwrap()[0];
+    let failure = Some(ReadFailure { reason: "stuck".to_string(), slot_is_held: true });
+    bench.tell(Event::ReadDone { block, seconds: 30.0, failure });
+    assert_eq!(bench.tier.host_bytes(), SLOT, "it counts");
+    bench.save(&keys("b", 0, 4));
+    assert_eq!(bench.ask(&keys("b", 0, 4), 0).blocks, 3, "only three slots are left");
+    bench.tell(Event::SlotReleased { identity: identity(1), slot: 0 });
+    bench.save(&keys("c", 0, 1));
+    assert_eq!(bench.ask(&keys("b", 0, 4), 0).blocks, 3);
+    assert_eq!(bench.ask(&keys("c", 0, 1), 0).blocks, 1);
+}
+
+#[test]
 fn k8_a_block_that_an_engine_refuses_is_not_given_again() {
     let mut bench = Bench::new(settings(100, 100));
     bench.save(&keys("a", 0, 3));
     let (request, told) = bench.only_ask(&keys("a", 0, 3), 0);
-    assert_eq!(given(&told), Some(Given { blocks: 3, known: 3 }));
+    assert_eq!(given(&told), Some(Given { first: 0, blocks: 3, known: 3 }));
     bench.tell(Event::Rejected { request, block: 1, reason: "tokens".to_string() });
-    bench.tell(Event::Restored { request, blocks: 1, seconds: 0.001 });
+    bench.tell(Event::Restored { request, first_block: 0, blocks: 1, seconds: 0.001 });
     assert_eq!(bench.ask(&keys("a", 0, 3), 0).blocks, 1);
     assert_eq!(bench.tier.view().rejected.0.get("tokens"), Some(&1));
 }

@@ -119,7 +119,10 @@ impl Tier {
             }
             Event::Ended { request } => self.ended(request, actions),
             Event::ReadDone { block, seconds, failure } => self.read_done(now, block, seconds, failure, actions),
-            Event::Restored { request, blocks, seconds } => self.restored(request, blocks, seconds, actions),
+            Event::SlotReleased { identity, slot } => self.slot_released(identity, slot, actions),
+            Event::Restored { request, first_block, blocks, seconds } => {
+                self.restored(request, (first_block, blocks), seconds, actions);
+            }
             Event::Verified { request, blocks } => {
                 if let Some(granted) = self.granted.get(&request) {
                     self.known[usize::from(granted.model)].figures.verified_blocks += u64::from(blocks);
@@ -279,14 +282,31 @@ impl Tier {
     pub(super) fn leave_host(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
         let block = self.index.get(number);
         let (slot, model) = (block.slot, self.model_of(block));
-        if slot == NONE {
-            return;
+        if slot != NONE {
+            self.index.set_slot(number, NONE);
+            self.host.give_slot(model, slot);
+            actions.push(Action::FreeSlot { identity: self.known[usize::from(model)].identity, slot });
+            self.reorder(number);
         }
-        self.index.set_slot(number, NONE);
-        self.host.give_slot(model, slot);
-        actions.push(Action::FreeSlot { identity: self.known[usize::from(model)].identity, slot });
-        self.reorder(number);
         self.index.collect(number);
+    }
+
+    /// Leaves a slot to a read that may still write into it: it counts, and nobody gets it.
+    pub(super) fn leave_slot_held(&mut self, number: BlockNumber) {
+        let block = self.index.get(number);
+        let (slot, model) = (block.slot, self.model_of(block));
+        self.host.held_slots.insert((model, slot));
+        self.index.set_slot(number, NONE);
+        self.reorder(number);
+    }
+
+    fn slot_released(&mut self, identity: KvIdentity, slot: u32, actions: &mut Vec<Action>) {
+        if let Some(model) = self.number_of(&identity)
+            && self.host.held_slots.remove(&(model, slot))
+        {
+            self.host.give_slot(model, slot);
+            actions.push(Action::FreeSlot { identity, slot });
+        }
     }
 
     /// Nobody uses a block any more on behalf of somebody.
@@ -309,11 +329,7 @@ impl Tier {
     /// Forgets a block everywhere.
     fn forget(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
         self.leave_disk(number, actions);
-        if self.index.get(number).slot == NONE {
-            self.index.collect(number);
-        } else {
-            self.leave_host(number, actions);
-        }
+        self.leave_host(number, actions);
     }
 
     fn purge(&mut self, domain: TrustDomain, actions: &mut Vec<Action>) {
@@ -361,6 +377,11 @@ impl Tier {
                 format!("block {number} has {} pins for {wanted} users", block.pins)
             })?;
             hold(block.order == 0 || block.pins == 0, "what is in use cannot leave", || format!("block {number}"))?;
+        }
+        for (model, slot) in &self.host.held_slots {
+            used += self.host.arenas.get(model).map_or(0, |arena| arena.slot_bytes);
+            let fresh = slots.insert((*model, *slot));
+            hold(fresh, "a slot that is held is nobody's", || format!("slot {slot} of model {model}"))?;
         }
         let orders = (self.host.order.len(), self.disk.order.len());
         hold(leaving == orders, "the orders hold nobody else", || {

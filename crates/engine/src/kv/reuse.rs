@@ -24,8 +24,8 @@ impl<T> Default for Held<T> {
 pub(crate) struct View<'a, T> {
     /// Nobody computes on it.
     pub(crate) idle: bool,
-    /// Its blocks wait to be saved.
-    pub(crate) saving: bool,
+    /// So many of its first tokens wait to be saved, and are not to be lost before that.
+    pub(crate) saving: usize,
     pub(crate) domain: Option<&'a TrustDomain>,
     /// Tokens whose KV is there, in two parts.
     pub(crate) tokens: [&'a [T]; 2],
@@ -37,8 +37,9 @@ impl<T: PartialEq> View<'_, T> {
         self.tokens[0].len() + self.tokens[1].len()
     }
 
-    /// Whole blocks, in tokens, that it has in common with a prompt whose last token is to be computed: only at their
-    /// borders does the rest come out as if all had been computed.
+    /// Tokens that it has in common with a prompt whose last token is to be computed. Whole blocks of them, as long as
+    /// another whole one is to be computed: only at their borders does that come out as if all had been. What is left over
+    /// in the end is computed in pieces below a block anyhow.
     pub(crate) fn common(&self, domain: Option<&TrustDomain>, prompt: &[T]) -> usize {
         if domain.is_none() || self.domain != domain {
             return 0;
@@ -46,7 +47,8 @@ impl<T: PartialEq> View<'_, T> {
         let all_but_last = &prompt[..prompt.len().saturating_sub(1)];
         let held = self.tokens[0].iter().chain(self.tokens[1]);
         let alike = all_but_last.iter().zip(held).take_while(|(one, other)| one == other).count();
-        alike / BLOCK_TOKENS as usize * BLOCK_TOKENS as usize
+        let whole = alike / BLOCK_TOKENS as usize * BLOCK_TOKENS as usize;
+        if prompt.len() - whole < BLOCK_TOKENS as usize { alike } else { whole }
     }
 }
 
@@ -64,27 +66,28 @@ pub(crate) struct Start {
 /// A copy is worth this many tokens.
 const COPY_TOKENS: usize = 2 * BLOCK_TOKENS as usize;
 
-/// Chooses among idle sequences; none if there is none.
+/// Chooses among idle sequences; none if there is none that may lose what it holds.
 ///
 /// The sequence with the most in common is taken as it is if little more than that lies there; otherwise the common part
 /// is copied to the one whose loss matters least: an empty one, or the one that was not used for longest.
 pub(crate) fn choose<T: PartialEq>(views: &[View<'_, T>], domain: Option<&TrustDomain>, prompt: &[T]) -> Option<Start> {
-    let idle = views.iter().enumerate().filter(|(_, view)| view.idle);
-    let (victim, _) = idle.min_by_key(|(index, view)| (view.held() > 0, view.saving, view.last_use, *index))?;
-    let fresh = Start { sequence: victim, copy_from: None, tokens: 0 };
+    let idle = views.iter().enumerate().filter(|(_, view)| view.idle && view.saving == 0);
+    let victim = idle.min_by_key(|(index, view)| (view.held() > 0, view.last_use, *index)).map(|(index, _)| index);
     let shared = views.iter().enumerate().map(|(index, view)| (view.common(domain, prompt), index, view));
     let best = shared.filter(|(common, ..)| *common > 0).max_by_key(|(common, index, view)| {
         (common + if view.idle { COPY_TOKENS } else { 0 }, view.last_use, std::cmp::Reverse(*index))
     });
-    let Some((common, index, view)) = best else { return Some(fresh) };
+    let fresh = victim.map(|sequence| Start { sequence, copy_from: None, tokens: 0 });
+    let Some((common, index, view)) = best else { return fresh };
     let lost = view.held() - common;
-    if view.idle && (index == victim || lost <= views[victim].held().max(BLOCK_TOKENS as usize)) {
+    let least = victim.map_or(usize::MAX, |victim| views[victim].held().max(BLOCK_TOKENS as usize));
+    if view.idle && view.saving <= common && (victim == Some(index) || lost <= least) {
         return Some(Start { sequence: index, copy_from: None, tokens: common });
     }
     if view.idle || common >= COPY_TOKENS {
-        return Some(Start { sequence: victim, copy_from: Some(index), tokens: common });
+        return victim.map(|sequence| Start { sequence, copy_from: Some(index), tokens: common });
     }
-    Some(fresh)
+    fresh
 }
 
 /// The most tokens of a prompt that any sequence holds.
@@ -102,7 +105,7 @@ mod tests {
     }
 
     fn idle<'a>(domain: &'a TrustDomain, tokens: &'a [u32], last_use: u64) -> View<'a, u32> {
-        View { idle: true, saving: false, domain: Some(domain), tokens: [tokens, &[]], last_use }
+        View { idle: true, saving: 0, domain: Some(domain), tokens: [tokens, &[]], last_use }
     }
 
     #[test]
@@ -112,9 +115,13 @@ mod tests {
         let views = [idle(&domain, &[], 0), idle(&domain, &first, 5)];
         assert_eq!(choose(&views, Some(&domain), &prompt), Some(Start { sequence: 1, copy_from: None, tokens: 192 }));
         assert_eq!(longest(&views, Some(&domain), &prompt), 192);
-        // The last token is always computed.
+        // The last token is always computed, and a whole block if it is the last of one.
         assert_eq!(longest(&views, Some(&domain), &first[..128]), 64);
         assert_eq!(longest(&views, Some(&domain), &first[..129]), 128);
+        // What does not make a block is not computed again, unless it comes to make one.
+        assert_eq!(longest(&views, Some(&domain), &first[..190]), 189);
+        assert_eq!(longest(&views, Some(&domain), &run(0, 230)), 200);
+        assert_eq!(longest(&views, Some(&domain), &run(0, 256)), 192);
     }
 
     #[test]
@@ -150,11 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_to_be_saved_is_taken_last() {
+    fn what_waits_to_be_saved_is_not_lost() {
         let domain = TrustDomain([1; 32]);
-        let (one, other) = (run(0, 100), run(500, 100));
-        let views = [View { saving: true, ..idle(&domain, &one, 1) }, idle(&domain, &other, 2)];
+        let (one, other) = (run(0, 200), run(500, 100));
+        let saving = |saving| View { saving, ..idle(&domain, &one, 1) };
+        let views = [saving(192), idle(&domain, &other, 2)];
         assert_eq!(choose(&views, Some(&domain), &run(900, 100)).unwrap().sequence, 1);
+        assert_eq!(choose(&views[..1], Some(&domain), &run(900, 100)), None);
+        // It may grow, and be copied, but not be cut.
+        let goes_on = Start { sequence: 0, copy_from: None, tokens: 192 };
+        assert_eq!(choose(&views[..1], Some(&domain), &run(0, 300)), Some(goes_on));
+        let parts = [run(0, 128), run(900, 100)].concat();
+        assert_eq!(choose(&views[..1], Some(&domain), &parts), None);
+        let copied = Start { sequence: 1, copy_from: Some(0), tokens: 128 };
+        assert_eq!(choose(&views, Some(&domain), &parts), Some(copied));
     }
 
     proptest! {
@@ -163,25 +179,30 @@ mod tests {
             holders in prop::collection::vec((0u8..3, 0u32..300, any::<bool>()), 1..5),
             asker in prop::option::of(0u8..3),
             length in 1u32..300,
+            saving in prop::collection::vec(0usize..300, 5),
         ) {
             let domains: Vec<TrustDomain> = (0..3).map(|byte| TrustDomain([byte; 32])).collect();
             let all = run(0, 300);
             let views: Vec<View<'_, u32>> = (0u64..).zip(&holders).map(|(index, (domain, held, busy))| View {
-                idle: !busy, saving: false, domain: Some(&domains[usize::from(*domain)]),
+                idle: !busy, saving: saving[index as usize].min(*held as usize), domain: Some(&domains[usize::from(*domain)]),
                 tokens: [&all[..*held as usize / 2], &all[*held as usize / 2..*held as usize]], last_use: index,
             }).collect();
             let domain = asker.map(|asker| domains[usize::from(asker)]);
             let prompt = &all[..length as usize];
             let start = choose(&views, domain.as_ref(), prompt);
-            prop_assert_eq!(start.is_some(), views.iter().any(|view| view.idle));
+            if start.is_none() {
+                prop_assert!(views.iter().all(|view| !view.idle || view.saving > 0));
+            }
             if let Some(start) = start {
-                prop_assert!(views[start.sequence].idle);
+                let kept = if start.copy_from.is_none() { start.tokens } else { 0 };
+                prop_assert!(views[start.sequence].idle && views[start.sequence].saving <= kept);
                 let source = start.copy_from.unwrap_or(start.sequence);
                 if start.tokens > 0 {
                     prop_assert_eq!(views[source].domain, domain.as_ref());
                     prop_assert!(domain.is_some());
                 }
-                prop_assert!(start.tokens < prompt.len() && start.tokens.is_multiple_of(64));
+                prop_assert!(start.tokens < prompt.len());
+                prop_assert!(start.tokens.is_multiple_of(64) || prompt.len() - start.tokens / 64 * 64 < 64);
                 prop_assert!(start.tokens <= holders[source].1 as usize);
             }
         }

@@ -1,8 +1,11 @@
 //! Blocks on their way from a sequence to the worker: wanted, written, gathered.
 //!
-//! The sequence goes on meanwhile, and may be needed for something else: what it lost by then is not saved.
+//! The sequence goes on meanwhile. For a while it is not used for something else; what it lost after that is not saved.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Instant,
+};
 
 /// Saves that wait for an answer at the same time. More are not asked for: the worker is far behind.
 const WANTED_MAX: usize = 256;
@@ -15,6 +18,8 @@ struct Wanted {
     /// Cells that its state is to have.
     cells: u32,
     lost: bool,
+    /// How long the sequence is not to lose it.
+    until: Instant,
 }
 
 /// A save that is to be written now.
@@ -40,12 +45,12 @@ pub(crate) struct Saves {
 
 impl Saves {
     /// Numbers a new one; none if too many wait.
-    pub(crate) fn want(&mut self, sequence: usize, tokens: usize, cells: u32) -> Option<u64> {
+    pub(crate) fn want(&mut self, sequence: usize, tokens: usize, cells: u32, until: Instant) -> Option<u64> {
         if self.wanted.len() >= WANTED_MAX {
             return None;
         }
         self.asked += 1;
-        self.wanted.insert(self.asked, Wanted { sequence, tokens, cells, lost: false });
+        self.wanted.insert(self.asked, Wanted { sequence, tokens, cells, lost: false, until });
         Some(self.asked)
     }
 
@@ -56,9 +61,15 @@ impl Saves {
         }
     }
 
-    /// Whether a sequence holds something that is to be saved.
-    pub(crate) fn waits_for(&self, sequence: usize) -> bool {
-        self.wanted.values().any(|wanted| wanted.sequence == sequence && !wanted.lost)
+    /// How many of a sequence's first tokens are not to be lost now, since they are to be saved.
+    pub(crate) fn protected(&self, sequence: usize, now: Instant) -> usize {
+        let wanted = self.wanted.values().filter(|wanted| wanted.sequence == sequence && !wanted.lost);
+        wanted.filter(|wanted| now < wanted.until).map(|wanted| wanted.tokens).max().unwrap_or(0)
+    }
+
+    /// When some tokens can be lost that cannot be now.
+    pub(crate) fn next_unprotected(&self, now: Instant) -> Option<Instant> {
+        self.wanted.values().filter(|wanted| !wanted.lost && now < wanted.until).map(|wanted| wanted.until).min()
     }
 
     /// The worker allows it.
@@ -101,11 +112,16 @@ impl Saves {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
 
     #[test]
     fn one_after_the_other_is_written() {
         let mut saves = Saves::default();
-        let (one, other) = (saves.want(3, 128, 130).unwrap(), saves.want(4, 64, 64).unwrap());
+        let (one, other) = (saves.want(3, 128, 130, soon()).unwrap(), saves.want(4, 64, 64, soon()).unwrap());
         assert_eq!(saves.next(), None);
         saves.go(other);
         saves.go(one);
@@ -120,18 +136,19 @@ mod tests {
         saves.written(one, 0);
         saves.go(one);
         assert_eq!(saves.next(), None);
-        assert!(!saves.waits_for(3));
+        assert_eq!(saves.protected(3, Instant::now()), 0);
     }
 
     #[test]
     fn what_a_sequence_lost_is_not_saved() {
         let mut saves = Saves::default();
-        let (one, other) = (saves.want(0, 128, 130).unwrap(), saves.want(1, 128, 130).unwrap());
+        let (now, until) = (Instant::now(), soon());
+        let (one, other) = (saves.want(0, 128, 130, until).unwrap(), saves.want(1, 128, 130, until).unwrap());
         saves.cut(0, 128);
-        assert!(saves.waits_for(0));
+        assert_eq!(saves.protected(0, now), 128);
         saves.cut(0, 127);
         saves.cut(0, 500);
-        assert!(!saves.waits_for(0) && saves.waits_for(1));
+        assert_eq!((saves.protected(0, now), saves.protected(1, now)), (0, 128));
         saves.go(one);
         assert_eq!(saves.next(), Some(Write { save: one, sequence: None, cells: 130 }));
         saves.skip(one);
@@ -140,9 +157,21 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_ever() {
+        let mut saves = Saves::default();
+        let now = Instant::now();
+        let (sooner, later) = (now + Duration::from_millis(5), now + Duration::from_millis(9));
+        saves.want(0, 128, 130, later).unwrap();
+        saves.want(0, 64, 64, sooner).unwrap();
+        assert_eq!((saves.protected(0, now), saves.next_unprotected(now)), (128, Some(sooner)));
+        assert_eq!((saves.protected(0, sooner), saves.next_unprotected(sooner)), (128, Some(later)));
+        assert_eq!((saves.protected(0, later), saves.next_unprotected(later)), (0, None));
+    }
+
+    #[test]
     fn too_many_are_not_asked_for() {
         let mut saves = Saves::default();
-        assert!((0..WANTED_MAX).all(|_| saves.want(0, 1, 1).is_some()));
-        assert_eq!(saves.want(0, 1, 1), None);
+        assert!((0..WANTED_MAX).all(|_| saves.want(0, 1, 1, soon()).is_some()));
+        assert_eq!(saves.want(0, 1, 1, soon()), None);
     }
 }

@@ -7,7 +7,8 @@ use super::{
     state::InvalidState,
     verify::{Stored, verify},
 };
-use crate::protocol::{KvOpen, SaveWanted, StateLayout};
+use crate::protocol::{FromEngine, KvOpen, SaveWanted, StateLayout};
+use std::time::Instant;
 use warmset_core::kv::{BLOCK_TOKENS, BlockHeader, BlockKey, HEADER_BYTES, TrustDomain, chain, key::root};
 
 /// Tokens of a prompt that must have been computed for its blocks to be saved before its answer is complete.
@@ -21,6 +22,18 @@ pub(crate) struct Tier {
     pub(crate) saves: Saves,
     /// Bytes of a block's payload.
     block_bytes: u64,
+}
+
+/// Blocks of a prompt that lie in slots, the first of them so many blocks from its beginning.
+#[derive(Debug)]
+pub(crate) struct GrantedBlocks {
+    pub(crate) first: u32,
+    pub(crate) slots: Vec<u32>,
+}
+
+/// What is said of granted blocks that nobody takes in.
+pub(crate) fn unused(request: u64) -> FromEngine {
+    FromEngine::Restored { request, first_block: 0, blocks: 0, seconds: 0.0 }
 }
 
 /// What the caller knows of a block that it was granted.
@@ -77,9 +90,14 @@ impl Tier {
         self.open.verify
     }
 
-    /// Compares the state of a sequence that was made of the blocks in these slots. The error is the first block that is
-    /// another than what was saved.
-    pub(crate) fn verify(&self, layout: &StateLayout, state: &[u8], slots: &[u32]) -> Result<(), u32> {
+    /// Compares the state of a sequence that was made of the blocks in these slots, from one of its blocks on. The error is
+    /// the first block that is another than what was saved.
+    pub(crate) fn verify(
+        &self,
+        layout: &StateLayout,
+        state: &[u8],
+        (first_block, slots): (u32, &[u32]),
+    ) -> Result<(), u32> {
         let stored = |slot: &u32| -> Option<Stored<'_>> {
             let slot = self.memory.slot(*slot)?;
             let end = HEADER_BYTES + usize::try_from(self.block_bytes).ok()?;
@@ -87,16 +105,16 @@ impl Tier {
             Some(Stored { payload: slot.get(HEADER_BYTES..end)?, checksum })
         };
         let blocks: Vec<Stored<'_>> = slots.iter().map_while(stored).collect();
-        verify(layout, state, &blocks)?;
-        if blocks.len() == slots.len() { Ok(()) } else { Err(blocks.len() as u32) }
+        verify(layout, state, (first_block, &blocks))?;
+        if blocks.len() == slots.len() { Ok(()) } else { Err(first_block + blocks.len() as u32) }
     }
 
-    /// Asks for the blocks from `first_block` on of a sequence that holds these tokens to be saved; none if there are
-    /// none, or too many wait.
+    /// Asks for the blocks from `first_block` on of a sequence that holds these tokens to be saved, and which is not to
+    /// lose them before that for so long; none if there are none, or too many wait.
     pub(crate) fn offer(
         &mut self,
         (request, domain): (u64, TrustDomain),
-        sequence: usize,
+        (sequence, protected_until): (usize, Instant),
         tokens: &[u32],
         first_block: u32,
     ) -> Option<SaveWanted> {
@@ -105,7 +123,7 @@ impl Tier {
         if begin >= end {
             return None;
         }
-        let save = self.saves.want(sequence, end, tokens.len() as u32)?;
+        let save = self.saves.want(sequence, end, tokens.len() as u32, protected_until)?;
         let mut keys = chain(&self.open.identity, &domain, &tokens[..end]);
         let new = keys.split_off(first_block as usize);
         Some(SaveWanted {

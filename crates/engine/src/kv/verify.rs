@@ -12,11 +12,15 @@ pub(crate) struct Stored<'a> {
     pub(crate) checksum: u128,
 }
 
-/// Compares the state that a restored sequence writes with the blocks that it was made of. The error is the first block
-/// that is another than what was saved.
-pub(crate) fn verify(layout: &StateLayout, state: &[u8], blocks: &[Stored<'_>]) -> Result<(), u32> {
-    let state = State::parse(layout, state).map_err(|_| 0u32)?;
-    for (number, stored) in (0u32..).zip(blocks) {
+/// Compares the state that a restored sequence writes with the blocks that it was made of, from one of its blocks on. The
+/// error is the first block that is another than what was saved.
+pub(crate) fn verify(
+    layout: &StateLayout,
+    state: &[u8],
+    (first_block, blocks): (u32, &[Stored<'_>]),
+) -> Result<(), u32> {
+    let state = State::parse(layout, state).map_err(|_| first_block)?;
+    for (number, stored) in (first_block..).zip(blocks) {
         let same = state.block(number).is_some_and(|rows| is_same(rows, stored.payload));
         if !same || payload_checksum(stored.payload) != stored.checksum {
             return Err(number);
@@ -57,20 +61,22 @@ mod tests {
         let [one, two, three] = &payloads[..] else { panic!("three blocks") };
         let stored: Vec<Stored<'_>> =
             payloads.iter().map(|payload| Stored { payload, checksum: payload_checksum(payload) }).collect();
-        assert_eq!(verify(&layout, &composed(&layout, &[one, two, three]), &stored), Ok(()));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, two, three]), (0, &stored)), Ok(()));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, two, three]), (1, &stored[1..])), Ok(()));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, two, three]), (0, &stored[1..])), Err(0));
         // In another order, one twice, one of them missing.
-        assert_eq!(verify(&layout, &composed(&layout, &[one, three, two]), &stored), Err(1));
-        assert_eq!(verify(&layout, &composed(&layout, &[one, two, two]), &stored), Err(2));
-        assert_eq!(verify(&layout, &composed(&layout, &[one, two]), &stored), Err(2));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, three, two]), (0, &stored)), Err(1));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, two, two]), (0, &stored)), Err(2));
+        assert_eq!(verify(&layout, &composed(&layout, &[one, two]), (0, &stored)), Err(2));
         // Any byte of a row, in any plane.
         let right = composed(&layout, &[one, two, three]);
         let rows = right.len() - 3 * BLOCK_TOKENS as usize * 5;
         for (at, block) in [(right.len() - 1, 2), (rows, 0), (rows + 5 * BLOCK_TOKENS as usize, 1)] {
             let mut wrong = right.clone();
             wrong[at] ^= 0x10;
-            assert_eq!(verify(&layout, &wrong, &stored), Err(block), "byte {at}");
+            assert_eq!(verify(&layout, &wrong, (0, &stored)), Err(block), "byte {at}");
         }
-        assert_eq!(verify(&layout, &[], &stored), Err(0));
+        assert_eq!(verify(&layout, &[], (0, &stored)), Err(0));
     }
 
     #[test]
@@ -79,6 +85,6 @@ mod tests {
         let (saved, mut now) = (payload(&layout, 0, BLOCK_TOKENS), payload(&layout, 0, BLOCK_TOKENS));
         now[17] ^= 1;
         let stored = [Stored { payload: &now, checksum: payload_checksum(&saved) }];
-        assert_eq!(verify(&layout, &composed(&layout, &[&now]), &stored), Err(0));
+        assert_eq!(verify(&layout, &composed(&layout, &[&now]), (0, &stored)), Err(0));
     }
 }

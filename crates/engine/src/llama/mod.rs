@@ -161,6 +161,10 @@ impl Engine for LlamaEngine {
         self.threads > 0 && (self.generations.has_work() || self.embeddings.has_work())
     }
 
+    fn next_timer(&self) -> Option<Instant> {
+        self.generations.next_timer()
+    }
+
     fn step(&mut self, report: Report<'_>) {
         if !self.has_work() {
             return;

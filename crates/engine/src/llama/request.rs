@@ -3,8 +3,9 @@
 use super::{load::Loaded, sys::Token};
 use crate::{
     calls::may_call,
+    kv::tier::{GrantedBlocks, unused},
     port::Report,
-    protocol::{FailureKind, FromEngine, GenerateJob, Output, Prompt, Sampling, TextFormat, TokensOrText, Tools},
+    protocol::{FailureKind, GenerateJob, Output, Prompt, Sampling, TextFormat, TokensOrText, Tools},
     template::TemplateError,
 };
 use std::time::{Duration, Instant};
@@ -52,8 +53,8 @@ pub(super) struct Generation {
     /// Keys of its full blocks, if there is a tier for them.
     pub(super) keys: Vec<BlockKey>,
     pub(super) granted: bool,
-    /// Slots that hold its first blocks, until the worker is told what became of them.
-    pub(super) slots: Option<Vec<u32>>,
+    /// Granted blocks, until the worker is told what became of them.
+    pub(super) blocks: Option<GrantedBlocks>,
     /// Blocks from the first on that the tier has.
     pub(super) known_blocks: u32,
     /// Tokens of the prompt that were not computed for it.
@@ -112,7 +113,7 @@ impl Generation {
             prompt,
             keys: Vec::new(),
             granted: false,
-            slots: None,
+            blocks: None,
             known_blocks: 0,
             cached_tokens: 0,
             offered: false,
@@ -137,8 +138,8 @@ impl Generation {
 
     /// Says that granted blocks are not used, unless it was said already what became of them.
     pub(super) fn settle_grant(&mut self, report: Report<'_>) {
-        if self.slots.take().is_some() {
-            report(FromEngine::Restored { request: self.request, blocks: 0, seconds: 0.0 });
+        if self.blocks.take().is_some() {
+            report(unused(self.request));
         }
     }
 

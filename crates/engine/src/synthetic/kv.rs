@@ -5,7 +5,7 @@ use crate::{
     kv::{
         KvMemory, Piece, Template, Write,
         reuse::{Held, View, longest},
-        tier::{EARLY_SAVE_TOKENS, Expected, Tier},
+        tier::{EARLY_SAVE_TOKENS, Expected, Tier, unused},
     },
     port::Report,
     protocol::{FromEngine, KvLayout, KvOpen, StateLayout, ToEngine},
@@ -35,7 +35,7 @@ impl Prefix {
     /// Says that granted blocks are not used, unless it was said already what became of them.
     pub(super) fn settle(&mut self, request: u64, report: Report<'_>) {
         if self.slots.take().is_some() {
-            report(FromEngine::Restored { request, blocks: 0, seconds: 0.0 });
+            report(unused(request));
         }
     }
 }
@@ -83,7 +83,7 @@ impl Kv {
             .iter()
             .map(|(_, held)| View {
                 idle: true,
-                saving: false,
+                saving: 0,
                 domain: held.domain.as_ref(),
                 tokens: [held.tokens.as_slice(), &[]],
                 last_use: held.last_use,
@@ -118,7 +118,7 @@ impl Kv {
                     }
                 };
                 if found != &right[block * found.len()..(block + 1) * found.len()] {
-                    report(FromEngine::Restored { request, blocks: 0, seconds: 0.0 });
+                    report(unused(request));
                     return Err(format!("wrong KV: block {block} was restored with other bytes than were saved"));
                 }
                 blocks += 1;
@@ -127,7 +127,8 @@ impl Kv {
         let cached = here.max(blocks * BLOCK_TOKENS);
         if slots.is_some() {
             let blocks = if cached > here { blocks } else { 0 };
-            report(FromEngine::Restored { request, blocks, seconds: began.elapsed().as_secs_f64() });
+            let seconds = began.elapsed().as_secs_f64();
+            report(FromEngine::Restored { request, first_block: 0, blocks, seconds });
         }
         prefix.cached = Some(cached);
         Ok(cached)
@@ -155,7 +156,7 @@ impl Kv {
         prefix.offered = true;
         if let Some(tier) = &mut self.tier {
             let first_block = prefix.known_blocks.max(begin);
-            let wanted = tier.offer((request, domain), number, &tokens, first_block);
+            let wanted = tier.offer((request, domain), (number, Instant::now()), &tokens, first_block);
             wanted.into_iter().for_each(|wanted| report(FromEngine::SaveWanted(wanted)));
         }
         self.held.push((number, Held { tokens, domain: Some(domain), last_use: self.uses }));

@@ -9,7 +9,7 @@ mod script;
 mod text;
 
 use crate::{
-    kv::KvMemory,
+    kv::{KvMemory, tier::unused},
     port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
         DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, KvOpen, LoadRequest, LoadedInfo, Prompt,
@@ -222,7 +222,9 @@ impl SyntheticEngine {
     fn grant(&mut self, request: u64, source: KvGrant, report: Report<'_>) {
         let (slots, known_blocks) = match source {
             KvGrant::Recompute { known } => (None, known),
-            KvGrant::Blocks { slots, known } => (Some(slots), known),
+            // It computes a prompt in one piece: there is nothing to take in on the way.
+            KvGrant::Blocks { first: 1.., .. } => return report(unused(request)),
+            KvGrant::Blocks { first: 0, slots, known } => (Some(slots), known),
         };
         match self.generations.iter_mut().find(|other| other.request == request) {
             Some(generation) => {
@@ -231,7 +233,7 @@ impl SyntheticEngine {
                 generation.granted = true;
             }
             // It ended meanwhile.
-            None if slots.is_some() => report(FromEngine::Restored { request, blocks: 0, seconds: 0.0 }),
+            None if slots.is_some() => report(unused(request)),
             None => {}
         }
     }

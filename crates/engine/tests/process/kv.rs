@@ -83,7 +83,8 @@ fn prompt() -> GenerateJob {
 /// Runs the job in a process that is given these blocks; everything it says.
 async fn run(process: &mut EngineProcess, slots: Vec<u32>) -> Vec<FromEngine> {
     process.send(ToEngine::Generate { request: 1, job: Box::new(prompt()) });
-    let source = if slots.is_empty() { KvGrant::Recompute { known: 0 } } else { KvGrant::Blocks { known: 0, slots } };
+    let source =
+        if slots.is_empty() { KvGrant::Recompute { known: 0 } } else { KvGrant::Blocks { first: 0, known: 0, slots } };
     process.send(ToEngine::Grant { request: 1, source });
     let mut all = Vec::new();
     while let Some(message) = process.receive().await.unwrap() {

@@ -219,8 +219,16 @@ impl Harness {
     /// Steps until all of these are over.
     pub(crate) fn finish(&mut self, requests: &[u64]) {
         while requests.iter().any(|request| !self.answer(*request).is_over()) {
-            assert!(self.engine.has_work(), "the engine has nothing to do but did not finish");
+            self.wait();
             self.step();
+        }
+    }
+
+    /// As a process does: until there is work, which may be when a save was waited for in vain.
+    pub(crate) fn wait(&self) {
+        if !self.engine.has_work() {
+            let at = self.engine.next_timer().expect("the engine has nothing to do but did not finish");
+            std::thread::sleep(at.saturating_duration_since(std::time::Instant::now()));
         }
     }
 

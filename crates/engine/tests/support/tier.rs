@@ -191,7 +191,8 @@ impl World {
         let keys = self.tier.keys.get(&request).cloned().unwrap_or_default();
         let slots: Vec<u32> = keys.iter().map_while(|key| self.tier.index.get(key).copied()).collect();
         let known = if self.tier.forgets { 0 } else { slots.len() as u32 };
-        let source = if slots.is_empty() { KvGrant::Recompute { known } } else { KvGrant::Blocks { slots, known } };
+        let source =
+            if slots.is_empty() { KvGrant::Recompute { known } } else { KvGrant::Blocks { first: 0, slots, known } };
         self.grant(request, source);
     }
 
@@ -213,7 +214,7 @@ impl World {
 
     pub(crate) fn finish(&mut self, requests: &[u64]) {
         while requests.iter().any(|request| !self.harness.answer(*request).is_over()) {
-            assert!(self.harness.engine.has_work(), "the engine has nothing to do but did not finish");
+            self.harness.wait();
             self.step();
         }
     }

@@ -8,7 +8,8 @@ use std::{
 };
 use tokio::sync::mpsc::WeakUnboundedSender;
 use warmset_core::kv::{
-    BLOCK_TOKENS, BlockKey, BlockNumber, DiskPlace, Event, FoundBlock, HEADER_BYTES, KvIdentity, TrustDomain,
+    BLOCK_TOKENS, BlockKey, BlockNumber, DiskPlace, Event, FoundBlock, HEADER_BYTES, KvIdentity, ReadFailure,
+    TrustDomain,
 };
 use warmset_store::{
     StoreError,
@@ -108,13 +109,16 @@ impl Disk {
         let began = Instant::now();
         let commands = self.commands.clone();
         let Some(writer) = arena.writer(slot) else {
-            let failure = Some("slot".to_owned());
+            let failure = Some(ReadFailure { reason: "slot".to_owned(), slot_is_held: true });
             return tell(&commands, Event::ReadDone { block, seconds: 0.0, failure });
         };
         let location = Location { segment: place.segment, page: place.page, pages: place.pages };
         let wanted = BlockId { identity, domain, key };
         self.segments.read(location, wanted, writer, Instant::now() + READ_DEADLINE, move |result| {
-            let failure = result.err().map(|failed| failed.error.reason().to_owned());
+            let failure = result.err().map(|failed| ReadFailure {
+                reason: failed.error.reason().to_owned(),
+                slot_is_held: failed.memory.is_none(),
+            });
             let seconds = began.elapsed().as_secs_f64();
             tell(&commands, Event::ReadDone { block, seconds, failure });
         });

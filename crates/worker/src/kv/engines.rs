@@ -43,6 +43,8 @@ pub(crate) struct Client {
     /// Requests of a trust domain: those that may use what is kept.
     sharing: HashSet<RequestId>,
     prepared: HashMap<RequestId, Prepared>,
+    /// Requests that took blocks in while they computed: how long what they computed took cannot be told.
+    split: HashSet<RequestId>,
     /// Saves that are not over.
     saves: HashSet<u64>,
 }
@@ -57,6 +59,7 @@ impl Client {
             life: None,
             sharing: HashSet::new(),
             prepared: HashMap::new(),
+            split: HashSet::new(),
             saves: HashSet::new(),
         }
     }
@@ -94,8 +97,12 @@ impl Client {
             }
             KvOrder::Nothing => {}
             KvOrder::Say(message) => {
-                if let ToEngine::SaveSkip { save } | ToEngine::SaveEnd { save } = &message {
-                    self.saves.remove(save);
+                match &message {
+                    ToEngine::SaveSkip { save } | ToEngine::SaveEnd { save } => drop(self.saves.remove(save)),
+                    ToEngine::Grant { request, source: KvGrant::Blocks { first: 1.., .. } } => {
+                        self.split.insert(RequestId(*request));
+                    }
+                    _ => {}
                 }
                 process.send(message);
             }
@@ -137,8 +144,8 @@ impl Client {
                 self.prepared.insert(RequestId(request), Prepared { keys, prompt_tokens, device_tokens });
                 return Some(FromEngine::Prepared { request, prompt_tokens, device_tokens, keys: Vec::new() });
             }
-            FromEngine::Restored { request, blocks, seconds } => {
-                self.handle.tell(KvCommand::Restored { request: RequestId(request), blocks, seconds });
+            FromEngine::Restored { request, first_block, blocks, seconds } => {
+                self.handle.tell(KvCommand::Restored { request: RequestId(request), first_block, blocks, seconds });
             }
             FromEngine::KvRejected { request, block, reason } => {
                 self.handle.tell(KvCommand::Rejected { request: RequestId(request), block, reason });
@@ -165,11 +172,12 @@ impl Client {
     /// A request has had its last answer.
     pub(crate) fn end(&mut self, request: RequestId, done: Option<(&Usage, &Timings)>) {
         self.prepared.remove(&request);
+        let split = self.split.remove(&request);
         if !self.sharing.remove(&request) {
             return;
         }
         self.handle.tell(KvCommand::Ended { request });
-        if let (Some(life), Some((usage, timings))) = (self.life, done) {
+        if let (Some(life), Some((usage, timings))) = (self.life, done.filter(|_| !split)) {
             let (from_token, to_token) = (usage.cached_tokens, usage.prompt_tokens);
             self.handle.tell(KvCommand::Prefilled { life, from_token, to_token, seconds: timings.prefill_seconds });
         }

@@ -64,6 +64,7 @@ pub(crate) enum KvCommand {
     },
     Restored {
         request: RequestId,
+        first_block: u32,
         blocks: u32,
         seconds: f64,
     },

@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use warmset_core::{
     Digest, Machine, RequestId,
-    kv::{Action, Event, HEADER_BYTES, KvIdentity, SaveId, Tier},
+    kv::{Action, BlockNumber, Event, HEADER_BYTES, KvIdentity, SaveId, Tier},
     worker,
 };
 use warmset_engine::protocol::{KvGrant, KvLayout, KvOpen, SaveWanted, StateLayout, ToEngine};
@@ -56,6 +56,10 @@ pub(super) struct RunLoop {
     engines: BTreeMap<Life, Engine>,
     requests: HashMap<RequestId, Life>,
     saves: BTreeMap<SaveId, Save>,
+    /// Where blocks that are being read go.
+    reads: HashMap<BlockNumber, (KvIdentity, u32)>,
+    /// Slots that a hanging read may still write into.
+    held_slots: Vec<(KvIdentity, u32)>,
     last_life: u64,
     last_save: u64,
 }
@@ -81,6 +85,8 @@ impl RunLoop {
             engines: BTreeMap::new(),
             requests: HashMap::new(),
             saves: BTreeMap::new(),
+            reads: HashMap::new(),
+            held_slots: Vec::new(),
             last_life: 0,
             last_save: 0,
         })
@@ -100,6 +106,7 @@ impl RunLoop {
     }
 
     fn obey(&mut self, command: KvCommand) {
+        self.release_slots();
         match command {
             KvCommand::Open { model, layout, build, context_tokens, orders } => {
                 self.open(model, &layout, &build, context_tokens, orders);
@@ -114,8 +121,8 @@ impl RunLoop {
                 self.requests.remove(&request);
                 self.happen(Event::Ended { request });
             }
-            KvCommand::Restored { request, blocks, seconds } => {
-                self.happen(Event::Restored { request, blocks, seconds });
+            KvCommand::Restored { request, first_block, blocks, seconds } => {
+                self.happen(Event::Restored { request, first_block, blocks, seconds });
             }
             KvCommand::Rejected { request, block, reason } => {
                 tracing::warn!(request = request.0, block, reason, "an engine refused a block of KV");
@@ -139,12 +146,28 @@ impl RunLoop {
                 if let Event::Written { disk_bytes, .. } | Event::Found { disk_bytes, .. } = &mut event {
                     *disk_bytes = self.disk.as_ref().map_or(0, Disk::used_bytes);
                 }
+                if let Event::ReadDone { block, failure, .. } = &event {
+                    let place = self.reads.remove(block);
+                    self.held_slots.extend(place.filter(|_| failure.as_ref().is_some_and(|one| one.slot_is_held)));
+                }
                 self.happen(event);
             }
             KvCommand::Listen(agent) => self.agent = Some(agent),
             KvCommand::LimitHost(bytes) => self.happen(Event::HostLimit { bytes }),
             KvCommand::View(answer) => drop(answer.send(self.tier.view())),
             KvCommand::Purge(domain) => self.happen(Event::Purge { domain }),
+        }
+    }
+
+    /// Hanging reads end at some time: then their slots are free again.
+    fn release_slots(&mut self) {
+        let arenas = &self.arenas;
+        let is_free = |(identity, slot): &mut (KvIdentity, u32)| {
+            arenas.get(identity).is_none_or(|arena| arena.writer(*slot).is_some())
+        };
+        let released: Vec<(KvIdentity, u32)> = self.held_slots.extract_if(.., is_free).collect();
+        for (identity, slot) in released {
+            self.happen(Event::SlotReleased { identity, slot });
         }
     }
 
@@ -276,11 +299,13 @@ impl RunLoop {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Grant { request, identity: _, slots, known } => {
+            Action::Grant { request, identity: _, first, slots, known } => {
                 let engine = self.requests.get(&request).and_then(|life| self.engines.get(life));
                 let Some(engine) = engine else { return };
-                let source =
-                    if slots.is_empty() { KvGrant::Recompute { known } } else { KvGrant::Blocks { slots, known } };
+                let source = match slots.is_empty() {
+                    true => KvGrant::Recompute { known },
+                    false => KvGrant::Blocks { first, slots, known },
+                };
                 say(engine, ToEngine::Grant { request: request.0, source });
             }
             Action::SaveGo { save } => self.make_room(save),
@@ -298,6 +323,7 @@ impl RunLoop {
             }
             Action::Read { block, identity, domain, key, place, slot } => {
                 if let (Some(disk), Some(arena)) = (&self.disk, self.arenas.get(&identity)) {
+                    self.reads.insert(block, (identity, slot));
                     disk.read(block, (identity, domain, key), place, (arena, slot));
                 }
             }

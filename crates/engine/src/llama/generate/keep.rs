@@ -1,20 +1,31 @@
 //! What stays when a choice is over: in its sequence, for the next request that begins alike, and in the worker's tier.
 
 use super::{
-    super::{load::Loaded, request::Generation, sys::Token},
+    super::{
+        load::Loaded,
+        request::{Clock, Generation},
+        sys::Token,
+    },
     Generations, Running,
 };
 use crate::{
     kv::{
         KvMemory, Write,
         reuse::{Held, View, choose, longest},
-        tier::{EARLY_SAVE_TOKENS, Tier},
+        tier::{EARLY_SAVE_TOKENS, GrantedBlocks, Tier, unused},
         truncate,
     },
     port::Report,
     protocol::{FromEngine, KvGrant, KvOpen, ToEngine},
 };
+use std::time::{Duration, Instant};
 use warmset_core::kv::BLOCK_TOKENS;
+
+/// A request waits so long for a save of what lies where it is to begin, as a share of the time that computing took, and
+/// within these bounds.
+const SAVE_PATIENCE: f64 = 0.25;
+const SAVE_PATIENCE_MIN: Duration = Duration::from_millis(20);
+const SAVE_PATIENCE_MAX: Duration = Duration::from_secs(1);
 
 impl Generations {
     /// Takes the tier's memory, if this model's states can be cut into blocks.
@@ -42,19 +53,19 @@ impl Generations {
     }
 
     pub(in crate::llama) fn grant(&mut self, request: u64, source: KvGrant, report: Report<'_>) {
-        let (slots, known) = match source {
+        let (blocks, known) = match source {
             KvGrant::Recompute { known } => (None, known),
-            KvGrant::Blocks { slots, known } => (Some(slots), known),
+            KvGrant::Blocks { first, slots, known } => (Some(GrantedBlocks { first, slots }), known),
         };
         match self.all.get_mut(&request) {
             Some(generation) => {
                 // A second grant ends the first one.
                 generation.settle_grant(report);
-                (generation.slots, generation.known_blocks) = (slots, known);
+                (generation.blocks, generation.known_blocks) = (blocks, known);
                 generation.granted = true;
             }
             // It ended meanwhile.
-            None if slots.is_some() => report(FromEngine::Restored { request, blocks: 0, seconds: 0.0 }),
+            None if blocks.is_some() => report(unused(request)),
             None => {}
         }
     }
@@ -66,7 +77,7 @@ impl Generations {
 
     fn view(&self, sequence: usize) -> View<'_, Token> {
         let held = &self.held[sequence];
-        let saving = self.tier.as_ref().is_some_and(|tier| tier.saves.waits_for(sequence));
+        let saving = self.tier.as_ref().map_or(0, |tier| tier.saves.protected(sequence, Instant::now()));
         let Some(running) = &self.slots[sequence] else {
             let (domain, tokens) = (held.domain.as_ref(), [held.tokens.as_slice(), &[]]);
             return View { idle: true, saving, domain, tokens, last_use: held.last_use };
@@ -103,9 +114,10 @@ impl Generations {
         }
     }
 
-    /// The sequence whose loss matters least, if any is idle.
+    /// The sequence whose loss matters least, if any is idle: also one that waits to be saved.
     pub(in crate::llama) fn free_sequence(&self) -> Option<usize> {
-        choose(&self.views(), None, &[]).map(|start| start.sequence)
+        let views: Vec<_> = self.views().into_iter().map(|view| View { saving: 0, ..view }).collect();
+        choose(&views, None, &[]).map(|start| start.sequence)
     }
 
     /// A choice is over: what it computed stays for the next request that begins alike, and is offered to the tier.
@@ -159,7 +171,10 @@ impl Generations {
     ) {
         let (Some(tier), Some(domain)) = (&mut self.tier, generation.job.kv_domain) else { return };
         let tokens = super::super::request::numbers(tokens);
-        if let Some(wanted) = tier.offer((generation.request, domain), sequence, &tokens, first_block) {
+        let computed_in = Clock::between(generation.clock.prefill_begin, generation.clock.first_token);
+        let patience = Duration::from_secs_f64(computed_in * SAVE_PATIENCE).clamp(SAVE_PATIENCE_MIN, SAVE_PATIENCE_MAX);
+        let place = (sequence, Instant::now() + patience);
+        if let Some(wanted) = tier.offer((generation.request, domain), place, &tokens, first_block) {
             report(FromEngine::SaveWanted(wanted));
         }
     }
@@ -174,6 +189,7 @@ impl Generations {
                 _ => {}
             }
         }
+        self.waits_until = None;
         self.write_saves(loaded, report);
     }
 

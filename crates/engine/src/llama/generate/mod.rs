@@ -2,9 +2,11 @@
 //!
 //! Each sequence has cells of its own (`kv_unified` off): attention then reads a choice's own history only, and what
 //! stays in an idle sequence costs the others nothing. docs/adr/0002-llama-cpp-sys.md has the measurements. `start` finds
-//! the sequence that a choice begins on, `running` is a choice, `keep` is what stays when it is over.
+//! the sequence that a choice begins on, `restore` brings there what is kept, `running` is a choice, `keep` is what stays
+//! when it is over.
 
 mod keep;
+mod restore;
 mod running;
 mod start;
 
@@ -22,7 +24,7 @@ use crate::{
     protocol::{FinishReason, FromEngine, Timings, Usage},
 };
 use running::{Running, take_token};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
 /// Prompt tokens in one batch while choices are being decoded: what they wait for in between.
 const MIXED_PREFILL_TOKENS: usize = 128;
@@ -50,6 +52,8 @@ pub(super) struct Generations {
     tier: Option<Tier>,
     /// Where states are put together.
     scratch: Scratch,
+    /// No choice can begin before then, or before a save was answered: all sequences hold what is to be saved.
+    waits_until: Option<Instant>,
     /// A sequence is wanted for something else: start no more choices until it was had.
     pub(super) hold: bool,
 }
@@ -67,7 +71,13 @@ impl Generations {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        self.slots.iter().any(Option::is_some) || (!self.hold && self.all.values().any(Generation::is_waiting))
+        let may_begin = || !self.hold && self.waits_until.is_none_or(|until| until <= Instant::now());
+        self.slots.iter().any(Option::is_some) || (may_begin() && self.all.values().any(Generation::is_waiting))
+    }
+
+    /// When there may be work without a message.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.waits_until
     }
 
     /// Ends a request at once and says so.
@@ -104,6 +114,7 @@ impl Generations {
     /// One step: start what can start, compute one batch, pick tokens, tell.
     pub(super) fn step(&mut self, loaded: &mut Loaded, report: Report<'_>) {
         self.admit(loaded, report);
+        self.restore_on_the_way(loaded, report);
         self.compose(loaded.model.can_rewind());
         if self.batch.len() > 0 {
             if let Err(message) = loaded.context.decode(&mut self.batch) {

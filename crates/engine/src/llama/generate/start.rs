@@ -1,24 +1,21 @@
 //! Where a choice begins: on which sequence, and with what of its prompt there already.
 
 use super::{
-    super::{context::Context, load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
+    super::{load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
     Generations, Running, take_token,
 };
 use crate::{
     calls::{CallParser, may_call},
-    kv::{
-        Piece, Template,
-        reuse::{Start, choose},
-        tier::{Expected, Tier},
-    },
+    kv::reuse::{Start, choose},
     port::Report,
-    protocol::{FinishReason, FromEngine},
+    protocol::FinishReason,
 };
 use std::time::Instant;
 use warmset_core::kv::BLOCK_TOKENS;
 
 impl Generations {
     pub(super) fn admit(&mut self, loaded: &mut Loaded, report: Report<'_>) {
+        self.waits_until = None;
         if self.hold {
             return;
         }
@@ -45,8 +42,15 @@ impl Generations {
         let domain = generation.job.kv_domain.filter(|_| loaded.model.can_rewind());
         let (first, prompt_tokens) = (generation.choices_started == 0, generation.prompt.len());
         let nothing = generation.job.max_tokens == Some(0);
-        let granted = generation.slots.as_ref().map_or(0, Vec::len) * BLOCK_TOKENS as usize;
-        let start = choose(&self.views(), domain.as_ref().filter(|_| first && !nothing), &generation.prompt)?;
+        // Those that do not begin with the prompt are for later.
+        let blocks = generation.blocks.as_ref().filter(|blocks| blocks.first == 0);
+        let granted = blocks.map_or(0, |blocks| blocks.slots.len() * BLOCK_TOKENS as usize);
+        let start = choose(&self.views(), domain.as_ref().filter(|_| first && !nothing), &generation.prompt);
+        let Some(start) = start else {
+            let now = Instant::now();
+            self.waits_until = self.tier.as_ref().and_then(|tier| tier.saves.next_unprotected(now));
+            return None;
+        };
         let restores = first && !nothing && granted > start.tokens;
         if restores && loaded.context.is_unsettled(start.sequence as i32) && self.slots.iter().any(Option::is_some) {
             return None;
@@ -58,7 +62,9 @@ impl Generations {
         }
         let tokens = tokens.unwrap_or_else(|| self.bring(loaded, start));
         let generation = self.all.get_mut(&request)?;
-        generation.settle_grant(report);
+        if generation.blocks.as_ref().is_some_and(|blocks| blocks.first == 0) {
+            generation.settle_grant(report);
+        }
         if first {
             generation.cached_tokens = tokens as u32;
         }
@@ -75,58 +81,6 @@ impl Generations {
         let there = if self.cut(loaded, start.sequence, start.tokens) { start.tokens } else { 0 };
         self.held[start.sequence] = Default::default();
         there
-    }
-
-    /// Puts the granted blocks of a prompt into its sequence. None if none of them can be used and nothing has changed;
-    /// else how many tokens are there.
-    fn restore(&mut self, loaded: &mut Loaded, request: u64, start: Start, report: Report<'_>) -> Option<usize> {
-        let began = Instant::now();
-        let Self { tier, scratch, all, .. } = self;
-        let (generation, tier) = (all.get_mut(&request)?, tier.as_ref()?);
-        let (states, domain) = (loaded.states.as_ref()?, generation.job.kv_domain?);
-        let slots = generation.slots.take()?;
-        let prompt = generation.prompt_numbers();
-        let expected = Expected { domain: &domain, keys: &generation.keys, tokens: &prompt };
-        let mut pieces = Vec::with_capacity(slots.len());
-        for (block, slot) in slots.iter().take(generation.keys.len()).enumerate() {
-            match tier.block(*slot, block, &expected) {
-                Ok(payload) => pieces.push(Piece { payload, cells: BLOCK_TOKENS }),
-                Err(reason) => {
-                    report(FromEngine::KvRejected { request, block: block as u32, reason });
-                    break;
-                }
-            }
-        }
-        let tokens = pieces.len() * BLOCK_TOKENS as usize;
-        let mut restored = None;
-        if tokens > start.tokens {
-            let bytes = states.layout().state_bytes(tokens as u64) as usize;
-            if let Ok(state) = scratch.take(bytes)
-                && states.compose(&pieces, state).is_ok()
-            {
-                let taken = loaded.context.set_state(start.sequence as i32, state);
-                restored = Some(if taken { tokens } else { 0 });
-            }
-        }
-        scratch.settle();
-        let seconds = began.elapsed().as_secs_f64();
-        if tier.verifies() && restored.is_some_and(|tokens| tokens > 0) {
-            match verify(&mut loaded.context, start.sequence as i32, states, (tier, &slots[..pieces.len()])) {
-                Ok(()) => report(FromEngine::KvVerified { request, blocks: pieces.len() as u32 }),
-                Err(block) => {
-                    report(FromEngine::KvRejected { request, block, reason: "verify".into() });
-                    loaded.context.forget(start.sequence as i32, 0);
-                    restored = Some(0);
-                }
-            }
-        }
-        let blocks = (restored.unwrap_or(0) / BLOCK_TOKENS as usize) as u32;
-        report(FromEngine::Restored { request, blocks, seconds });
-        if restored.is_some() {
-            self.lose(start.sequence, 0);
-            self.held[start.sequence] = Default::default();
-        }
-        restored
     }
 
     /// Begins the next choice of a request on a sequence that holds so many tokens of its prompt.
@@ -199,12 +153,4 @@ impl Generations {
             Err(refusal) => generation.refusal = Some(refusal),
         }
     }
-}
-
-/// Writes a sequence out that was restored from the blocks in these slots, and compares. The error is the first block
-/// that differs.
-fn verify(context: &mut Context, sequence: i32, states: &Template, (tier, slots): (&Tier, &[u32])) -> Result<(), u32> {
-    let mut state = vec![0; context.state_bytes(sequence) + 4 * context.sequences() as usize];
-    let bytes = context.state(sequence, &mut state).map_err(|_| 0u32)?;
-    tier.verify(states.layout(), &state[..bytes], slots)
 }
