@@ -1,9 +1,11 @@
 //! Requests that ask what of their prompt is there, and what they are given.
 
 use super::{
+    disk::Probe,
     index::{NONE, Work},
     key::{BLOCK_TOKENS, BlockKey, KvIdentity},
     protocol::{Action, BlockKeyShort, BlockNumber, ReadFailure},
+    saves::NEW_WORTH,
     tier::Tier,
     view::HitTokens,
     worth,
@@ -20,8 +22,15 @@ const LATE_AFTER_MIN: Duration = Duration::from_millis(20);
 /// Computing one part while another is read is tried if it is expected to save so much more, in times and in seconds.
 const SPLIT_GAIN: f64 = 1.02;
 const SPLIT_GAIN_SECONDS: f64 = 0.001;
-/// So many prefixes are computed although they lie on disk before one of their blocks is read, to see how fast it is.
-const PASSED_OVER_BEFORE_PROBE: u32 = 32;
+
+/// The first reload is given up when it takes this share of computing: what has come by then is used, and whatever the
+/// disk's speed, half as much again is lost at most.
+const FIRST_SHARE: f64 = 0.5;
+
+/// So many prefixes are computed although they lie on disk before some of their blocks are read, to see how fast it is.
+const PASSED_OVER_BEFORE_PROBE: u32 = 4;
+/// Blocks that are read then: a disk shows how fast it is only when it has several to read.
+const PROBE_BLOCKS: usize = 4;
 
 /// A request whose blocks are being read.
 #[derive(Debug, Clone)]
@@ -74,6 +83,7 @@ impl Tier {
             // What was not worth writing when it was new may be now.
             self.write_if_admitted(now, *number, actions);
         }
+        self.note_regrets(model, keys, device_tokens);
         let traffic = self.traffic(&blocks);
         let figures = &mut self.known[usize::from(model)].figures;
         figures.lookup_tokens += u64::from(prompt_tokens);
@@ -203,8 +213,11 @@ impl Tier {
         let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
         // Nobody waits longer for a reload than computing would take. Who computes meanwhile does not wait.
         let computing = known_model.speed.seconds(device_tokens.min(tokens), tokens);
-        let waits = first == 0 && self.disk.read.is_measured();
-        let late = if waits { reading * LATE_TIMES } else { computing };
+        let late = match first {
+            0 if self.disk.read.is_measured() => reading * LATE_TIMES,
+            0 => computing * FIRST_SHARE,
+            _ => computing,
+        };
         let patience = Duration::from_secs_f64(late.min(computing).clamp(0.0, 3600.0));
         let give_up_at = now + patience.max(LATE_AFTER_MIN);
         let waiting = Waiting { model, blocks, first, known, device_tokens, from_disk, since: now, give_up_at };
@@ -212,14 +225,46 @@ impl Tier {
         self.grant_if_complete(now, request, actions);
     }
 
-    /// A disk that is too slow to use is tried now and then with a single block, for which nobody waits.
+    /// A disk that is too slow to use is tried now and then with a few blocks, for which nobody waits.
     fn probe_disk(&mut self, model: u16, blocks: &[BlockNumber], keys: &[BlockKey], actions: &mut Vec<Action>) {
         let on_disk_only = |(number, _): &(&BlockNumber, &BlockKey)| self.index.get(**number).slot == NONE;
-        let Some((number, key)) = blocks.iter().zip(keys).find(on_disk_only) else { return };
+        let wanted: Vec<(BlockNumber, BlockKey)> = blocks
+            .iter()
+            .zip(keys)
+            .filter(on_disk_only)
+            .take(PROBE_BLOCKS)
+            .map(|(number, key)| (*number, *key))
+            .collect();
+        if wanted.is_empty() || self.disk.probe.is_some() {
+            return;
+        }
         self.disk.passed_over += 1;
-        if self.disk.passed_over >= PASSED_OVER_BEFORE_PROBE {
-            self.disk.passed_over = 0;
-            self.begin_read(model, *number, key, actions);
+        if self.disk.passed_over < PASSED_OVER_BEFORE_PROBE {
+            return;
+        }
+        self.disk.passed_over = 0;
+        let mut begun = Vec::new();
+        for (number, key) in wanted {
+            if !self.begin_read(model, number, &key, actions) {
+                break;
+            }
+            begun.push(number);
+        }
+        let bytes = begun.len() as u64 * self.known[usize::from(model)].payload_bytes;
+        self.disk.probe = (bytes > 0).then_some(Probe { blocks: begun, bytes, seconds: 0.0 });
+    }
+
+    /// A block was read, maybe as part of a probe, which is over then if it was the last.
+    fn probed(&mut self, number: BlockNumber, seconds: f64, failed: bool) {
+        let Some(probe) = &mut self.disk.probe else { return };
+        let Some(place) = probe.blocks.iter().position(|other| *other == number) else { return };
+        probe.blocks.swap_remove(place);
+        probe.seconds = probe.seconds.max(seconds);
+        if failed {
+            self.disk.probe = None;
+        } else if probe.blocks.is_empty() {
+            self.disk.read.observe_probe(probe.bytes, probe.seconds);
+            self.disk.probe = None;
         }
     }
 
@@ -227,8 +272,9 @@ impl Tier {
         let block = self.index.get(number);
         let (root, Some(place)) = (block.root, self.disk_place(number)) else { return false };
         let known = &self.known[usize::from(model)];
-        let (identity, bytes) = (known.identity, known.payload_bytes);
-        let order = worth::order(block.score, self.disk.read.seconds(bytes), bytes);
+        let identity = known.identity;
+        // It saves what computing it takes, as a block that is new.
+        let order = worth::order(block.score, known.block_seconds(block.depth) * NEW_WORTH, known.payload_bytes);
         let Some(slot) = self.slot_for(model, order, actions) else { return false };
         self.index.set_slot(number, slot);
         self.index.get_mut(number).work = Work::Reading;
@@ -246,26 +292,19 @@ impl Tier {
         failure: Option<ReadFailure>,
         actions: &mut Vec<Action>,
     ) {
+        // What somebody waits for is measured when he begins.
+        self.probed(number, seconds, failure.is_some());
         if self.index.get(number).work != Work::Reading {
             return;
         }
         self.index.get_mut(number).work = Work::Nothing;
-        let model = self.model_of(self.index.get(number));
-        match failure {
-            // Reads that somebody waits for are measured together: many go on at once, and each of them is slow then.
-            None if self.waiting.values().any(|waiting| waiting.blocks.contains(&number)) => {}
-            None => {
-                let bytes = self.known[usize::from(model)].payload_bytes;
-                self.disk.read.observe(bytes, seconds);
+        if let Some(ReadFailure { reason, slot_is_held }) = failure {
+            self.rejected.count(&reason);
+            if slot_is_held {
+                self.leave_slot_held(number);
             }
-            Some(ReadFailure { reason, slot_is_held }) => {
-                self.rejected.count(&reason);
-                if slot_is_held {
-                    self.leave_slot_held(number);
-                }
-                self.leave_disk(number, actions);
-                self.lose(now, number, actions);
-            }
+            self.leave_disk(number, actions);
+            self.lose(now, number, actions);
         }
         self.settle(number, actions);
         self.grant_those_who_waited(now, number, actions);

@@ -38,9 +38,21 @@ pub(super) struct Disk {
     paused_until: Instant,
     /// Prefixes on disk that were computed since the last look at how fast it is.
     pub(super) passed_over: u32,
+    pub(super) probe: Option<Probe>,
     pub(super) written_bytes: u64,
     pub(super) writes_refused: u64,
     pub(super) writes_failed: u64,
+}
+
+/// Blocks that are read together to see how fast the disk is.
+#[derive(Debug, Clone)]
+pub(super) struct Probe {
+    /// Those that have not come yet.
+    pub(super) blocks: Vec<BlockNumber>,
+    /// Of all of them.
+    pub(super) bytes: Bytes,
+    /// What those that have come took at most: all were wanted at once.
+    pub(super) seconds: f64,
 }
 
 /// Unit of places and sizes on disk.
@@ -80,6 +92,7 @@ impl Disk {
             pause: Duration::ZERO,
             paused_until: Instant::ZERO,
             passed_over: 0,
+            probe: None,
             written_bytes: 0,
             writes_refused: 0,
             writes_failed: 0,

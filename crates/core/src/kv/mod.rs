@@ -12,6 +12,7 @@ mod host;
 mod index;
 pub mod key;
 mod protocol;
+mod regret;
 mod saves;
 mod speed;
 mod tier;

@@ -15,7 +15,7 @@ use alloc::{
 
 /// What is new may take the place of what was worth a little more when it was looked at last: estimates waver, and what
 /// was asked for last is the likeliest to be asked for next. What was asked for twice as often stays.
-const NEW_WORTH: f64 = 1.5;
+pub(super) const NEW_WORTH: f64 = 1.5;
 
 /// What an engine offers.
 #[derive(Debug, Clone)]

@@ -70,23 +70,23 @@ impl Bench {
         let mut actions = Vec::new();
         self.tier.handle(self.now, event, &mut actions);
         self.tier.check().unwrap();
-        let mut told = Vec::new();
+        let (mut told, wanted_at) = (Vec::new(), self.now);
         for action in actions {
-            told.extend(self.obey(action));
+            told.extend(self.obey(action, wanted_at));
         }
         told
     }
 
-    fn obey(&mut self, action: Action) -> Vec<Action> {
+    fn obey(&mut self, action: Action, wanted_at: Instant) -> Vec<Action> {
         match action {
             Action::Read { block, .. } => {
                 if let Some(held) = &mut self.held_reads {
                     held.push(block);
                     return Vec::new();
                 }
-                let seconds = self.read_seconds;
                 // One after the other.
-                self.now = self.now + Duration::from_secs_f64(seconds);
+                self.now = self.now + Duration::from_secs_f64(self.read_seconds);
+                let seconds = self.now.since(wanted_at).as_secs_f64();
                 self.tell(Event::ReadDone { block, seconds, failure: None })
             }
             Action::SaveGo { save } => self.tell(Event::Staged { save, ok: true }),
@@ -234,7 +234,10 @@ fn a_disk_that_has_become_fast_again_is_noticed() {
         bench.forget_host();
         bench.ask(&keys("a", 0, 4), 0).blocks == 4
     });
-    assert!(asked.is_some_and(|asked| asked > 10), "{asked:?}: now and then a single block is read to see");
+    assert!(
+        asked.is_some_and(|asked| (4..100).contains(&asked)),
+        "{asked:?}: now and then some blocks are read to see"
+    );
 }
 
 #[test]
@@ -262,6 +265,95 @@ fn the_gate_loses_little_against_always_choosing_right_at_any_bandwidth() {
 }
 
 #[test]
+fn a_model_of_seventy_billion_parameters_is_reloaded_where_arithmetic_says_so() {
+    // 30,000 tokens of 320 KiB; operations of the weights and of attention, at 40 % of what the machine can do.
+    let (token_bytes, blocks) = (327_680.0, 468_u32);
+    let operations = |token: f64| 2.0 * 68.5e9 * token + 4.0 * 80.0 * 8192.0 * token * token / 2.0;
+    for (computer, rate) in [("4 H100", 1.58e15), ("8 H100 in 8 bits", 6.33e15), ("L40S", 1.45e14)] {
+        for (way, bytes_per_second) in
+            [("PCIe 5", 54e9), ("NVMe 5", 14e9), ("NVMe 4", 6.8e9), ("100 Gbit/s", 11.5e9), ("10 Gbit/s", 1.15e9)]
+        {
+            let tokens = f64::from(blocks * BLOCK_TOKENS);
+            let (compute, reload) = (operations(tokens) / rate, tokens * token_bytes / bytes_per_second);
+            if libm::log(compute / reload).abs() < 0.3 {
+                continue;
+            }
+            let mut bench = Bench::new(settings(1000, 1000));
+            for piece in (0..blocks * BLOCK_TOKENS).step_by(2048) {
+                let seconds = (operations(f64::from(piece + 2048)) - operations(f64::from(piece))) / rate;
+                bench.tell(Event::Prefilled {
+                    identity: identity(1),
+                    from_token: piece,
+                    to_token: piece + 2048,
+                    seconds,
+                });
+            }
+            bench.read_seconds = f64::from(BLOCK_TOKENS) * token_bytes / bytes_per_second;
+            bench.restore_seconds = 1e-6;
+            bench.save(&keys("a", 0, blocks));
+            bench.forget_host();
+            // Once to see how fast the disk is.
+            bench.ask(&keys("a", 0, blocks), 0);
+            bench.forget_host();
+            let given = bench.ask(&keys("a", 0, blocks), 0).blocks;
+            // One part may be computed while the other is read: the greater one is that of the faster way.
+            let reloads = 2 * given > blocks as usize;
+            assert_eq!(reloads, reload < compute, "{given}: {compute} s on {computer}, {reload} s from {way}");
+        }
+    }
+}
+
+#[test]
+fn blocks_on_disk_find_room_among_others_that_are_used_as_much() {
+    let mut bench = Bench::new(settings(4, 100));
+    bench.computes_at(1000.0);
+    for name in ["a", "b", "c"] {
+        bench.save(&keys(name, 0, 4));
+    }
+    for turn in 0..9 {
+        let name = ["a", "b", "c"][turn % 3];
+        assert_eq!(bench.ask(&keys(name, 0, 4), 0).blocks, 4, "turn {turn}");
+    }
+    let view = bench.tier.view();
+    assert_eq!((view.models[0].reloaded, view.models[0].recomputed), (9, 0));
+}
+
+#[test]
+fn what_left_for_want_of_room_and_comes_back_says_what_more_room_is_worth() {
+    let mut bench = Bench::new(TierSettings { disk_bytes_max: 0, ..settings(8, 0) });
+    bench.computes_at(1000.0);
+    // Models take half of it.
+    bench.tell(Event::HostLimit { bytes: 4 * SLOT });
+    let mut worths = Vec::new();
+    for turn in 0..20_u64 {
+        bench.now = bench.now + Duration::from_secs(2);
+        let name = ["a", "b"][turn as usize % 2];
+        let (_, told) = bench.only_ask(&keys(name, 0, 4), 0);
+        worths.extend(told.iter().filter_map(pressed));
+        bench.number += 1;
+        let told = bench.tell(Event::SaveOffered {
+            save: SaveId(bench.number),
+            identity: identity(1),
+            domain: TrustDomain::named("a"),
+            parent: BlockKey([0; 32]),
+            first_block: 0,
+            keys: keys(name, 0, 4),
+        });
+        worths.extend(told.iter().filter_map(pressed));
+    }
+    // Each block takes 64 ms to compute and comes back two seconds after it left.
+    let (wanted, told) = (0.064 / PAYLOAD as f64 / 2.0, worths.last().copied().unwrap());
+    assert!((0.5..2.0).contains(&(told / wanted)), "{told} for {wanted}: {worths:?}");
+}
+
+fn pressed(action: &Action) -> Option<f64> {
+    match action {
+        Action::Pressed { worth } => Some(*worth),
+        _ => None,
+    }
+}
+
+#[test]
 fn k12_one_read_for_all_who_want_a_block_and_nobody_waits_longer_than_computing_takes() {
     let mut bench = Bench::new(settings(100, 100));
     bench.computes_at(1000.0);
@@ -277,7 +369,7 @@ fn k12_one_read_for_all_who_want_a_block_and_nobody_waits_longer_than_computing_
         bench.tell(Event::ReadDone { block: *block, seconds: 0.001, failure: None });
     }
     let at = bench.tier.next_timer().unwrap();
-    assert!(at.since(bench.now) <= Duration::from_millis(256), "256 tokens take 256 ms to compute");
+    assert!(at.since(bench.now) <= Duration::from_millis(270), "256 tokens take 256 ms to compute");
     bench.now = at;
     let told = bench.tell(Event::Timer);
     let granted: Vec<_> =

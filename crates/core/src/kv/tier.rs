@@ -5,8 +5,9 @@ use super::{
     disk::Disk,
     host::{Arena, Host},
     index::{Block, Index, NONE, Work},
-    key::{KvIdentity, TrustDomain},
-    protocol::{Action, BlockNumber, Event, TierSettings},
+    key::{BlockKey, KvIdentity, TrustDomain},
+    protocol::{Action, BlockKeyShort, BlockNumber, Event, TierSettings},
+    regret::Regrets,
     saves::Saves,
     speed::{Bandwidth, PrefillSpeed},
     view::{Figures, Rejected},
@@ -79,6 +80,8 @@ pub struct Tier {
     /// Blocks whose prompts were purged while they were in use: they go when nobody uses them.
     pub(super) doomed: BTreeSet<BlockNumber>,
     pub(super) rejected: Rejected,
+    /// What left host memory for want of room.
+    pub(super) regrets: Regrets,
     /// The most worth of what left for want of room since that was told last.
     pressed: f64,
     told_pressed_at: Instant,
@@ -103,6 +106,7 @@ impl Tier {
             restore: Bandwidth::guessed(RESTORE_BYTES_PER_SECOND_GUESS),
             doomed: BTreeSet::new(),
             rejected: Rejected::default(),
+            regrets: Regrets::default(),
             pressed: 0.0,
             told_pressed_at: Instant::ZERO,
             now: Instant::ZERO,
@@ -265,6 +269,7 @@ impl Tier {
             return false;
         }
         self.note_pressure(order);
+        self.regrets.left(self.now, self.index.get(number).key);
         let model = self.model_of(self.index.get(number));
         self.known[usize::from(model)].figures.evicted_blocks += 1;
         self.leave_host(number, actions);
@@ -275,6 +280,25 @@ impl Tier {
     fn note_pressure(&mut self, order: u64) {
         if self.host.bytes_max < self.settings.host_bytes_max {
             self.pressed = self.pressed.max(worth::of_order(order, self.now));
+        }
+    }
+
+    /// Blocks of a prompt are asked for that its engine does not hold: what those cost that left for want of room says
+    /// what more room would be worth.
+    pub(super) fn note_regrets(&mut self, model: u16, keys: &[BlockKey], device_tokens: u32) {
+        for (depth, key) in (0u32..).zip(keys).skip((device_tokens / super::BLOCK_TOKENS) as usize) {
+            let key = BlockKeyShort::from(key);
+            let block = self.index.find(key).map(|number| self.index.get(number));
+            if block.is_some_and(|block| block.slot != NONE) {
+                continue;
+            }
+            let on_disk = block.is_some_and(Block::on_disk);
+            if let Some(after) = self.regrets.comes_back(self.now, key) {
+                let known = &self.known[usize::from(model)];
+                let compute = known.block_seconds(depth);
+                let read = if on_disk { self.disk.read.seconds(known.payload_bytes) } else { compute };
+                self.regrets.note(read.min(compute), known.payload_bytes, after);
+            }
         }
     }
 
@@ -404,7 +428,8 @@ impl Machine for Tier {
         self.now = now.max(self.now);
         self.take(self.now, event, actions);
         if self.pressed > 0.0 && self.now.since(self.told_pressed_at) >= PRESSED_INTERVAL {
-            actions.push(Action::Pressed { worth: core::mem::take(&mut self.pressed) });
+            let worth = core::mem::take(&mut self.pressed).max(self.regrets.tell());
+            actions.push(Action::Pressed { worth });
             self.told_pressed_at = self.now;
         }
     }

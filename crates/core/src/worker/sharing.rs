@@ -43,7 +43,11 @@ impl Worker {
         let evictable = held.iter().filter_map(|held| match held.standing {
             Standing::Evictable { loss } => {
                 let bytes = held.charge.private.get(HOST) + held.charge.shared_host_bytes;
-                Some((held.digest, worth(loss, 1.0, bytes)))
+                let model = self.models.get(&held.digest)?;
+                // Who has not been asked for in some time is not asked for more often than once in it, whatever was before.
+                let idle = now.since(model.last_used.unwrap_or(Instant::ZERO)).as_secs_f64();
+                let once = model.spec.targets.weigh(model.spec.rewarm_seconds) / idle.max(1.0);
+                Some((held.digest, worth(loss.min(once), 1.0, bytes)))
             }
             _ => None,
         });
