@@ -1,5 +1,7 @@
-"""Writes GGUF files that lie, for the tests of what refuses them, and rewrites the metadata of real ones."""
+"""Writes GGUF files that lie, for the tests of what refuses them, rewrites the metadata of real ones, and makes models of
+other shapes that mean nothing."""
 
+import random
 import struct
 
 MAGIC = b"GGUF"
@@ -149,3 +151,60 @@ def split(source, directory, parts):
         path.write_bytes(new + bytes(-len(new) % alignment) + body)
         paths.append(path)
     return paths
+
+
+def pairs_of(data):
+    """(key, bytes of the whole pair) of a file's metadata."""
+    pairs, at = struct.unpack_from("<Q", data, 16)[0], 24
+    for _ in range(pairs):
+        begin = at
+        length = struct.unpack_from("<Q", data, at)[0]
+        at += 8 + length
+        at = value_end(data, struct.unpack_from("<I", data, at)[0], at + 4)
+        yield data[begin + 8 : begin + 8 + length].decode(), data[begin:at]
+
+
+def llama_tensors(vocabulary, width, layers, heads, key_value_heads, head_width, inner):
+    """(name, dimensions, whether it is a norm) of a llama with tied embeddings."""
+    yield "token_embd.weight", [width, vocabulary], False
+    yield "output_norm.weight", [width], True
+    for layer in range(layers):
+        for name, dimensions in {
+            "attn_norm": [width], "attn_q": [width, heads * head_width], "attn_k": [width, key_value_heads * head_width],
+            "attn_v": [width, key_value_heads * head_width], "attn_output": [heads * head_width, width],
+            "ffn_norm": [width], "ffn_gate": [width, inner], "ffn_up": [width, inner], "ffn_down": [inner, width],
+        }.items():  # fmt: skip
+            yield f"blk.{layer}.{name}.weight", dimensions, name.endswith("norm")
+
+
+def with_random_weights(source, target, context_tokens=4096, **shape):
+    """Writes a llama of this shape (see `llama_tensors`) with the tokenizer of a real model and weights drawn from a seed."""
+    kept = [(key, pair_bytes) for key, pair_bytes in pairs_of(source.read_bytes()) if key.startswith("tokenizer.")]
+    vocabulary = struct.unpack_from("<Q", dict(kept)["tokenizer.ggml.tokens"], 8 + len("tokenizer.ggml.tokens") + 8)[0]
+    numbers = {
+        "llama.block_count": shape["layers"], "llama.context_length": context_tokens, "llama.embedding_length": shape["width"],
+        "llama.feed_forward_length": shape["inner"], "llama.attention.head_count": shape["heads"],
+        "llama.attention.head_count_kv": shape["key_value_heads"], "llama.attention.key_length": shape["head_width"],
+        "llama.attention.value_length": shape["head_width"], "llama.rope.dimension_count": shape["head_width"],
+        "llama.vocab_size": vocabulary, "general.file_type": 1,
+    }  # fmt: skip
+    written = [pair("general.architecture", STRING, string("llama")), pair("general.name", STRING, string("random"))]
+    written += [pair(key, UINT32, struct.pack("<I", number)) for key, number in numbers.items()]
+    written.append(pair("llama.attention.layer_norm_rms_epsilon", FLOAT32, struct.pack("<f", 1e-5)))
+    written += [pair_bytes for _, pair_bytes in kept]
+    draw = random.Random(20)
+    drawn = struct.pack("<65521e", *(draw.gauss(0, 0.02) for _ in range(65521)))
+    infos, body = [], []
+    offset = 0
+    for name, dimensions, is_norm in llama_tensors(vocabulary, **shape):
+        count = 1
+        for size in dimensions:
+            count *= size
+        # Norms are single precision in every file; the rest half.
+        content = struct.pack(f"<{count}f", *[1.0] * count) if is_norm else (drawn * (2 * count // len(drawn) + 1))[: 2 * count]
+        infos.append(tensor(name, dimensions, 0 if is_norm else 1, offset))
+        body.append(content + bytes(-len(content) % DEFAULT_ALIGNMENT))
+        offset += len(body[-1])
+    head = header(len(infos), len(written)) + b"".join(written) + b"".join(infos)
+    target.write_bytes(head + bytes(-len(head) % DEFAULT_ALIGNMENT) + b"".join(body))
+    return target
