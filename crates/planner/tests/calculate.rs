@@ -401,6 +401,35 @@ fn a_tenant_within_the_bound_needs_no_second_replica() {
 }
 
 #[test]
+fn sizes_beyond_all_memory_are_refused_and_do_not_overflow() {
+    let sessions = Sessions {
+        memory_bytes: 1 << 40,
+        memory_utilisation: 0.9,
+        weight_bytes: u64::MAX,
+        other_bytes: 0,
+        session_bytes: 1,
+        sessions: 1,
+    };
+    assert!(sessions.answer().unwrap_err().to_string().contains("check their units"));
+    let model = seventy();
+    let gpu = Gpu { memory_bytes: u64::MAX, ..Gpu::named("h100-sxm").unwrap() };
+    let plan = Plan {
+        model: &model,
+        kv: fp16(),
+        gpu,
+        gpus: 64,
+        prompt_tokens: 1,
+        output_tokens: 1,
+        average_tokens: 1,
+        seconds_per_token: None,
+        activation_bytes: 0,
+    };
+    for engine in [Engine::Vllm, Engine::Sglang] {
+        assert_eq!(plan.answer(engine, Use::Batch).unwrap().tensor_parallel, 1);
+    }
+}
+
+#[test]
 fn engines_are_told_what_fits() {
     let model = seventy();
     let plan = |gpus, gpu| Plan {

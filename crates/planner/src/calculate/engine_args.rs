@@ -160,8 +160,8 @@ impl Plan<'_> {
         let splits = std::iter::successors(Some(1), |split| Some(split * 2)).take_while(|split| *split <= gpus);
         let (mut chosen, mut held) = (0, 0);
         for split in splits.filter(|split| self.model.heads.is_none_or(|heads| heads.is_multiple_of(*split))) {
-            let together = gpus / split * self.fit(engine, used_for, split, length)?;
-            if held > 0 && together < 2 * held {
+            let together = (gpus / split).saturating_mul(self.fit(engine, used_for, split, length)?);
+            if held > 0 && together / 2 < held {
                 break;
             }
             (chosen, held) = (split, together);
@@ -336,7 +336,8 @@ impl Plan<'_> {
         let step = product("memory", &[chunk.max(2048), 3 * MIB / 2])?;
         let kept = sum("memory", [512 * MIB, step, GRAPH_SEQUENCES * 2 * MIB])?.max(self.activation_bytes);
         let memory = self.gpu.memory_bytes;
-        let hundredths = memory.saturating_sub(kept) * 100 / at_least_one("gpu-memory", memory)?;
+        let free = u128::from(memory.saturating_sub(kept)) * 100;
+        let hundredths = free / u128::from(at_least_one("gpu-memory", memory)?);
         if hundredths < 10 {
             return Err(refused("gpu", format!("{} has no room for steps of {chunk} tokens", self.gpu.name)));
         }

@@ -41,7 +41,7 @@ pub struct Answer {
     /// Whether it holds all.
     pub fits: bool,
     /// What is left; less than nothing where they do not fit.
-    pub headroom_bytes: i128,
+    pub headroom_bytes: i64,
     /// Replicas that hold all, if one holds any.
     pub replicas_needed: Option<u64>,
 }
@@ -58,6 +58,9 @@ impl Sessions {
         let kv_budget_bytes = usable.saturating_sub(taken);
         let total_bytes = product("bytes of all sessions", &[self.session_bytes, self.sessions])?;
         let fit = kv_budget_bytes / self.session_bytes;
+        let headroom = i128::from(usable) - i128::from(taken) - i128::from(total_bytes);
+        let too_large =
+            |_| refused("memory", "and what it is to hold are too large to be calculated with: check their units");
         Ok(Answer {
             memory_utilisation: self.memory_utilisation,
             kv_budget_bytes,
@@ -66,7 +69,7 @@ impl Sessions {
             times_memory: total_bytes as f64 / self.memory_bytes as f64,
             sessions_that_fit: fit,
             fits: fit >= self.sessions,
-            headroom_bytes: i128::from(usable) - i128::from(taken) - i128::from(total_bytes),
+            headroom_bytes: i64::try_from(headroom).map_err(too_large)?,
             replicas_needed: (fit > 0).then(|| self.sessions.div_ceil(fit)),
         })
     }

@@ -11,6 +11,7 @@ use warmset_planner::calculate::{
     batch::{Job, Profile},
     engine_args::{Engine, Plan, Use},
     fleet::{Fleet, expected_active},
+    input::{finite, positive},
     pools::Pools,
     queueing::Queue,
     sessions::Sessions,
@@ -90,10 +91,10 @@ impl FleetArguments {
         let answer = fleet.answer()?;
         let mut document = serde_json::to_value(answer)?;
         if let Some(price) = self.price_per_replica_hour {
-            let price = warmset_planner::calculate::input::positive("price-per-replica-hour", price)?;
-            document["cost_per_hour"] = money(price * answer.replicas as f64);
-            let requests = self.requests_per_second * 3600.0;
-            document["cost_per_thousand_requests"] = money(price * answer.replicas as f64 / requests * 1000.0);
+            let cost = finite("cost", positive("price-per-replica-hour", price)? * answer.replicas as f64)?;
+            let thousands = self.requests_per_second * 3.6;
+            document["cost_per_hour"] = money(cost);
+            document["cost_per_thousand_requests"] = money(finite("cost", cost / thousands)?);
         }
         Ok(document)
     }
