@@ -227,11 +227,15 @@ impl RunLoop {
             Command::Engines(answer) => {
                 reply(answer, self.pids.iter().map(|((digest, _), pid)| (*digest, *pid)).collect());
             }
-            Command::LifeEnded(digest, generation, exit) => {
+            Command::LifeEnded(digest, generation, exit, lost) => {
                 self.lives.remove(&(digest, generation));
                 self.pids.remove(&(digest, generation));
                 self.requests.forget_running(digest, generation);
                 self.happen(Event::Exited { digest, generation, exit });
+                for (replies, rejection) in lost {
+                    // A caller that is gone needs no answer.
+                    let _ = replies.send(Reply::Rejected(rejection));
+                }
             }
         }
         self.schedule_telling();

@@ -9,7 +9,9 @@ use warmset_core::{
     forecast::{Expectation, WallTime},
     inference::{Reply, Work},
     rollout::{CanaryScore, Takeover},
-    worker::{CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection, Worker},
+    worker::{
+        CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection, Rejection, Worker,
+    },
 };
 
 /// Lines of an engine's log that one question may ask for.
@@ -88,8 +90,8 @@ pub(crate) enum Command {
     EngineStarted(Digest, Generation, u32),
     /// Which engine processes there are.
     Engines(oneshot::Sender<Vec<(Digest, u32)>>),
-    /// The engine process of a life is gone, and all its callers were told.
-    LifeEnded(Digest, Generation, Exit),
+    /// The engine process of a life is gone, and these callers have had no last answer.
+    LifeEnded(Digest, Generation, Exit, Vec<(mpsc::UnboundedSender<Reply>, Rejection)>),
 }
 
 /// A worker, from outside. Clones talk to the same worker.

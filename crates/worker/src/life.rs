@@ -1,7 +1,7 @@
 //! One engine process, from the order to load to the end of the process: a task of its own.
 //!
 //! What the engine says to callers goes from here straight to them. The run loop hears of starts, ends and counts. At
-//! the end every caller has had exactly one last answer, and the loop is told last of all.
+//! the end the loop is told, last of all, and tells those who have had no last answer.
 
 use crate::{
     canary::{Asking, CANARY_REQUEST, Step},
@@ -127,8 +127,8 @@ pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
             life.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
         }
     }
-    life.tell_lost(&exit);
-    life.tell(Command::LifeEnded(digest, life.birth.generation, exit));
+    let lost = life.lost(&exit);
+    life.tell(Command::LifeEnded(digest, life.birth.generation, exit, lost));
 }
 
 impl Life {
@@ -418,17 +418,18 @@ impl Life {
         }
     }
 
-    /// Whoever is still waiting for this engine has lost it.
-    fn tell_lost(&mut self, exit: &Exit) {
+    /// Whoever is still waiting for this engine has lost it. The loop tells them, when it has forgotten their requests:
+    /// they may come again at once.
+    fn lost(&mut self, exit: &Exit) -> Vec<(UnboundedSender<Reply>, Rejection)> {
         let message = match exit {
             Exit::Stopped => "the engine stopped".to_owned(),
             Exit::Crashed(_) | Exit::OverCap(_) => format!("the engine ended: {exit}"),
         };
-        for (_, caller) in self.callers.drain() {
+        let rejected = |caller: Caller| {
             let rejection = Rejection::EngineLost { message: message.clone(), output_started: caller.output_started };
-            // A caller that is gone needs no answer.
-            let _ = caller.replies.send(Reply::Rejected(rejection));
-        }
+            (caller.replies, rejection)
+        };
+        self.callers.drain().map(|(_, caller)| rejected(caller)).collect()
     }
 
     /// Reads the figures of the operating system, on a thread that may block.

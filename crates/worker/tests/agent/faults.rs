@@ -2,9 +2,10 @@
 
 use crate::support::{LONG, MIB, World, eventually, settings};
 use std::time::Duration;
+use tokio::sync::mpsc::error::TryRecvError;
 use warmset_core::{
     inference::Reply,
-    worker::{Fact, ModelState, Rejection, Settings},
+    worker::{CancelCause, Fact, ModelState, Rejection, Settings},
 };
 use warmset_engine::protocol::{SyntheticFailure, SyntheticSpec};
 
@@ -49,6 +50,34 @@ async fn a_caller_without_output_is_told_so_when_its_engine_dies() {
     let (output_started, message) = lost(answer.last);
     assert!(!output_started);
     assert!(message.contains("signal 9"), "{message}");
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_lost_its_engine_may_come_again_at_once() {
+    let mut world = World::new(Settings { backoff_first: Duration::ZERO, ..settings(100 * MIB) });
+    let slow_prompt = SyntheticSpec { prefill_seconds_per_token: 3600.0, ..SyntheticSpec::default() };
+    let digest = world.add(1, &slow_prompt);
+    for round in 0..30 {
+        let mut first = world.ask(digest, 1);
+        while !matches!(first.next().await, Some(Reply::Started { .. })) {}
+        for pid in world.engines() {
+            assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        }
+        // As soon as can be: the answer is looked for without a pause.
+        loop {
+            match first.replies.try_recv() {
+                Ok(Reply::Rejected(Rejection::EngineLost { output_started: false, .. })) => break,
+                Ok(other) => panic!("{other:?}"),
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+                Err(TryRecvError::Disconnected) => panic!("no last answer"),
+            }
+        }
+        let mut again = world.ask_again(first.request, digest, 1);
+        assert!(again.next().await.is_some(), "round {round}: it was dropped without a word");
+        world.agent.cancel(again.request, CancelCause::Disconnected);
+        while again.next().await.is_some() {}
+    }
     world.end().await;
 }
 

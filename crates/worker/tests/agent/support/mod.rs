@@ -209,6 +209,15 @@ impl World {
     }
 
     pub(crate) fn ask_with(&mut self, digest: Digest, class: Priority, tokens: u32) -> Caller {
+        self.ask_work(digest, class, Self::work(tokens))
+    }
+
+    /// The same request, as whoever lost its engine sends it again.
+    pub(crate) fn ask_again(&self, request: RequestId, digest: Digest, tokens: u32) -> Caller {
+        self.assign(request, digest, Priority::Standard, Self::work(tokens))
+    }
+
+    fn work(tokens: u32) -> Work {
         let job = GenerateJob {
             prompt: Prompt::Text { text: "tell me".into() },
             choices: 1,
@@ -220,12 +229,15 @@ impl World {
             output: Output::default(),
             kv_domain: None,
         };
-        self.ask_work(digest, class, Work::Generate(Box::new(job)))
+        Work::Generate(Box::new(job))
     }
 
     pub(crate) fn ask_work(&mut self, digest: Digest, class: Priority, work: Work) -> Caller {
         self.next_request += 1;
-        let request = RequestId(self.next_request);
+        self.assign(RequestId(self.next_request), digest, class, work)
+    }
+
+    fn assign(&self, request: RequestId, digest: Digest, class: Priority, work: Work) -> Caller {
         let (sender, replies) = unbounded_channel();
         let tenant = TenantId::anonymous();
         self.agent.assign(Assignment { request, digest, tenant, class, work, replies: sender });
