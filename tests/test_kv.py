@@ -303,3 +303,28 @@ def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, t
     finally:
         server.stop()
         subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def synthetic(directory):
+    path = warmset.synthetic_model(directory, "declared", kv_bytes_per_token=4096)
+    return {"name": NAME, "source": str(path), "engine": "synthetic"}
+
+
+def test_a_directory_of_blocks_is_its_owners_alone_and_not_needed_without_a_disk(pool, tmp_path):
+    place = tmp_path / "of its own" / "kv"
+    pool(models=[synthetic(tmp_path)], kv={"dir": str(place), "disk": 64 << 20, "disk_free": 0})
+    assert place.stat().st_mode & 0o777 == 0o700
+    server = pool(models=[synthetic(tmp_path)], kv={"dir": "/proc/no directory can be made here", "disk": 0})
+    assert kv(server)["disk_bytes_max"] == 0
+
+
+def test_the_bytes_that_are_shown_are_those_that_lie_there(pool, tmp_path):
+    place = tmp_path / "kv"
+    settings = {"dir": str(place), "disk": 64 << 20, "disk_free": 0, "retention": "3s"}
+    server = pool(models=[synthetic(tmp_path)], kv=settings)
+    status, _, body = server.complete(NAME, " ".join(f"word{number}" for number in range(4 * BLOCK_TOKENS + 1)), 1)
+    assert status == 200, body
+    block_bytes = 4096 * (BLOCK_TOKENS + 1)
+    warmset.wait_for(lambda: kv(server)["disk_written_bytes"] >= 4 * block_bytes, lambda: kv(server))
+    warmset.wait_for(lambda: model_view(server)["disk_blocks"] == 0, lambda: kv(server))
+    warmset.wait_for(lambda: kv(server)["disk_bytes"] < block_bytes, lambda: kv(server))

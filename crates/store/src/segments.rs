@@ -104,8 +104,10 @@ pub struct Figures {
     pub live_blocks: usize,
     /// Files in the directory that are not the store's.
     pub foreign_files: u64,
-    /// What these take.
+    /// What is not segments takes, the directory itself included.
     pub foreign_bytes: u64,
+    /// What could be written to the file system when something was written last.
+    pub free_bytes: u64,
     /// Everything that was written to the disk: its wear.
     pub bytes_written: u64,
     /// Blocks that became durable.
@@ -170,6 +172,8 @@ pub(crate) struct Inner {
     recovered: Condvar,
     queue: queue::Queue,
     counters: Counters,
+    /// What the file system had left when that was looked at last; as long as nobody has looked, there is room.
+    free_bytes: AtomicU64,
     next_segment: AtomicU32,
     is_closing: AtomicBool,
     /// Freed with the last thread that uses the directory.
@@ -232,6 +236,7 @@ impl Segments {
             recovered: Condvar::new(),
             queue: queue::Queue::new(options.queue_bytes_max),
             counters: Counters::default(),
+            free_bytes: AtomicU64::new(u64::MAX),
             next_segment: AtomicU32::new(last.map_or(0, |last| last.saturating_add(1))),
             is_closing: AtomicBool::new(false),
             _lock: lock,
@@ -365,6 +370,7 @@ impl Segments {
             live_blocks: live.blocks,
             foreign_files,
             foreign_bytes,
+            free_bytes: get(&self.inner.free_bytes),
             bytes_written: get(&counters.bytes_written),
             blocks_written: get(&counters.blocks_written),
             blocks_not_written: get(&counters.blocks_not_written),

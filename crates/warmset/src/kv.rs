@@ -3,7 +3,7 @@
 use crate::{admin_backend::Server, config::KvOptions};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path};
 use warmset_core::{Bytes, kv::TierSettings, memory::HOST, worker};
 use warmset_store::segments::Options;
 use warmset_worker::{Clock, DiskConfig, KvConfig, KvHandle};
@@ -45,8 +45,15 @@ pub(crate) fn start(
 
 /// Where blocks lie on disk; none if they may take nothing there.
 fn disk(options: &KvOptions, data: &Path, host_bytes_max: Bytes) -> Result<Option<DiskConfig>> {
+    if options.disk == Some(0) {
+        return Ok(None);
+    }
     let directory = options.dir.clone().unwrap_or_else(|| data.join("kv"));
-    std::fs::create_dir_all(&directory)
+    // Only its owner may look into it.
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&directory)
         .with_context(|| format!("cannot use {} for KV: give another [kv] dir", directory.display()))?;
     let bytes_max = match options.disk {
         Some(bytes) => bytes,

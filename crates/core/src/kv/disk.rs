@@ -14,7 +14,7 @@ use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::time::Duration;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Nothing is written for this long after a write has failed, and twice as long after each further one.
+/// Nothing is written for this long after a write has failed, and twice as long after one that failed when it was over.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -24,8 +24,8 @@ pub(super) struct Disk {
     /// From disk into host memory, for all reads that go on together.
     pub(super) read: Bandwidth,
     pub(super) write: Bandwidth,
-    /// What lies there, whoever wrote it.
-    pub(super) bytes: Bytes,
+    /// What of the bound is not to be had.
+    others_bytes: Bytes,
     pub(super) queued_bytes: Bytes,
     /// Bytes of the blocks that are kept.
     pub(super) kept_bytes: Bytes,
@@ -83,7 +83,7 @@ impl Disk {
         Self {
             read,
             write: read,
-            bytes: 0,
+            others_bytes: 0,
             queued_bytes: 0,
             kept_bytes: 0,
             order: BTreeSet::new(),
@@ -120,7 +120,9 @@ impl Tier {
         let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
         self.disk.refill(now, self.settings.disk_write_bytes_per_day);
         let affordable = seen_again || self.disk.allowance_bytes >= bytes as f64;
-        let queued = self.disk.queued_bytes + bytes <= self.settings.disk_queue_bytes_max;
+        // One block may always be on its way, however small the queue.
+        let queued_bytes = self.disk.queued_bytes;
+        let queued = queued_bytes == 0 || queued_bytes + bytes <= self.settings.disk_queue_bytes_max;
         if !affordable || !queued || now < self.disk.paused_until || !self.has_disk_room(bytes, order, actions) {
             self.disk.writes_refused += 1;
             return;
@@ -135,7 +137,8 @@ impl Tier {
 
     /// Whether there is room, for which blocks of less worth go.
     fn has_disk_room(&mut self, bytes: Bytes, order: u64, actions: &mut Vec<Action>) -> bool {
-        let max = self.settings.disk_bytes_max.saturating_sub(self.settings.disk_slack_bytes);
+        let beside = self.settings.disk_slack_bytes.saturating_add(self.disk.others_bytes);
+        let max = self.settings.disk_bytes_max.saturating_sub(beside);
         while self.disk.kept_bytes + self.disk.queued_bytes + bytes > max {
             let Some((least, number)) = self.disk.order.first().copied() else { return false };
             if least >= order {
@@ -152,7 +155,7 @@ impl Tier {
         number: BlockNumber,
         outcome: Result<DiskPlace, String>,
         seconds: f64,
-        disk_bytes: Bytes,
+        others_bytes: Bytes,
         actions: &mut Vec<Action>,
     ) {
         if self.index.get(number).work != Work::Writing {
@@ -161,7 +164,7 @@ impl Tier {
         let model = self.model_of(self.index.get(number));
         let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
         self.disk.queued_bytes = self.disk.queued_bytes.saturating_sub(bytes);
-        self.disk.bytes = disk_bytes;
+        self.disk.others_bytes = others_bytes;
         self.index.get_mut(number).work = Work::Nothing;
         match outcome {
             Ok(place) => {
@@ -173,8 +176,11 @@ impl Tier {
             Err(reason) => {
                 self.rejected.count(&reason);
                 self.disk.writes_failed += 1;
-                self.disk.pause = (self.disk.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
-                self.disk.paused_until = now + self.disk.pause;
+                // Blocks that were on their way together fail together, which counts once.
+                if now >= self.disk.paused_until {
+                    self.disk.pause = (self.disk.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+                    self.disk.paused_until = now + self.disk.pause;
+                }
             }
         }
         self.settle(number, actions);
@@ -214,8 +220,14 @@ impl Tier {
         self.index.collect(number);
     }
 
-    pub(super) fn found(&mut self, now: Instant, blocks: &[FoundBlock], disk_bytes: Bytes, actions: &mut Vec<Action>) {
-        self.disk.bytes = disk_bytes;
+    pub(super) fn found(
+        &mut self,
+        now: Instant,
+        blocks: &[FoundBlock],
+        others_bytes: Bytes,
+        actions: &mut Vec<Action>,
+    ) {
+        self.disk.others_bytes = others_bytes;
         for found in blocks {
             let root = self.known(found.identity, found.payload_bytes).and_then(|model| self.root(model, found.domain));
             let Some(root) = root else {

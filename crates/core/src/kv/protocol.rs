@@ -100,10 +100,11 @@ pub enum Event {
     Gathered { save: SaveId, ok: bool },
     /// An engine is gone: its saves are void.
     SavesLost { saves: Vec<SaveId> },
-    /// A block is durable on disk; or why not. `disk_bytes` is what lies there now, whoever wrote it.
-    Written { block: BlockNumber, outcome: Result<DiskPlace, String>, seconds: f64, disk_bytes: Bytes },
+    /// A block is durable on disk; or why not. `others_bytes` of the disk's bound are not to be had: others' files lie
+    /// there, or its file system has less left.
+    Written { block: BlockNumber, outcome: Result<DiskPlace, String>, seconds: f64, others_bytes: Bytes },
     /// Blocks found on disk.
-    Found { blocks: Vec<FoundBlock>, disk_bytes: Bytes },
+    Found { blocks: Vec<FoundBlock>, others_bytes: Bytes },
     /// Blocks on disk have become too old and are gone from there.
     Expired { places: Vec<DiskPlace> },
     /// A prompt was computed from one token to another in so many seconds.

@@ -28,6 +28,8 @@ struct Bench {
     read_seconds: f64,
     restore_seconds: f64,
     writes: u32,
+    writes_fail: bool,
+    others_bytes: u64,
     /// Reads that the shell holds back.
     held_reads: Option<Vec<u32>>,
 }
@@ -50,6 +52,8 @@ impl Bench {
             read_seconds: 0.001,
             restore_seconds: 0.0001,
             writes: 0,
+            writes_fail: false,
+            others_bytes: 0,
             held_reads: None,
         };
         bench.open(1);
@@ -93,8 +97,9 @@ impl Bench {
             Action::Gather { save, blocks, .. } if !blocks.is_empty() => self.tell(Event::Gathered { save, ok: true }),
             Action::Write { block, .. } => {
                 self.writes += 1;
-                let outcome = Ok(DiskPlace { segment: 0, page: self.writes, pages: 257 });
-                self.tell(Event::Written { block, outcome, seconds: 0.001, disk_bytes: 0 })
+                let place = DiskPlace { segment: 0, page: self.writes, pages: 257 };
+                let outcome = if self.writes_fail { Err("disk".to_string()) } else { Ok(place) };
+                self.tell(Event::Written { block, outcome, seconds: 0.001, others_bytes: self.others_bytes })
             }
             other => vec![other],
         }
@@ -589,10 +594,46 @@ fn a_million_blocks_are_found_and_take_little_memory() {
     let mut actions = Vec::new();
     for batch in 0..1000u64 {
         let blocks = (batch * 1000..(batch + 1) * 1000).map(found).collect();
-        bench.tier.handle(bench.now, Event::Found { blocks, disk_bytes: 0 }, &mut actions);
+        bench.tier.handle(bench.now, Event::Found { blocks, others_bytes: 0 }, &mut actions);
     }
     assert!(actions.is_empty());
     assert_eq!(bench.tier.view().models[0].disk_blocks, 1_000_000);
     let prompt: Vec<BlockKey> = (640_000..640_064).map(key).collect();
     assert_eq!(bench.ask(&prompt, 0).blocks, 64);
+}
+
+#[test]
+fn k10_others_files_leave_less_of_the_bound_and_what_is_new_still_comes_in() {
+    let mut bench = Bench::new(settings(100, 10));
+    bench.others_bytes = 6 * SLOT;
+    for conversation in ["a", "b", "c"] {
+        bench.now = bench.now + Duration::from_secs(60);
+        bench.save(&keys(conversation, 0, 4));
+    }
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 4);
+    bench.forget_host();
+    assert_eq!(bench.ask(&keys("a", 0, 4), 0).blocks, 0);
+    assert_eq!(bench.ask(&keys("c", 0, 4), 0).blocks, 4);
+}
+
+#[test]
+fn blocks_that_fail_together_keep_the_disk_alone_no_longer_than_one() {
+    let mut bench = Bench::new(settings(100, 100));
+    bench.writes_fail = true;
+    bench.save(&keys("a", 0, 20));
+    assert_eq!(bench.tier.view().disk_writes_failed, 20);
+    bench.writes_fail = false;
+    bench.save(&keys("b", 0, 1));
+    assert_eq!(bench.tier.view().disk_writes_refused, 1, "it is left alone for a moment");
+    bench.now = bench.now + Duration::from_secs(2);
+    bench.save(&keys("c", 0, 1));
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 1);
+}
+
+#[test]
+fn a_queue_that_is_smaller_than_a_block_takes_one_at_a_time() {
+    let mut bench = Bench::new(TierSettings { disk_queue_bytes_max: SLOT / 2, ..settings(100, 100) });
+    bench.save(&keys("a", 0, 1));
+    bench.save(&keys("b", 0, 1));
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 2);
 }

@@ -143,10 +143,10 @@ impl Tier {
                     self.save_lost(save, actions);
                 }
             }
-            Event::Written { block, outcome, seconds, disk_bytes } => {
-                self.written(now, block, outcome, seconds, disk_bytes, actions);
+            Event::Written { block, outcome, seconds, others_bytes } => {
+                self.written(now, block, outcome, seconds, others_bytes, actions);
             }
-            Event::Found { blocks, disk_bytes } => self.found(now, &blocks, disk_bytes, actions),
+            Event::Found { blocks, others_bytes } => self.found(now, &blocks, others_bytes, actions),
             Event::Expired { places } => self.expired(&places),
             Event::Prefilled { identity, from_token, to_token, seconds } => {
                 if let Some(known) = self.known_mut(&identity) {

@@ -131,6 +131,7 @@ pub struct ModelView {
 pub struct TierView {
     pub host_bytes: Bytes,
     pub host_bytes_max: Bytes,
+    /// Of blocks. Whoever knows the files says instead what they take.
     pub disk_bytes: Bytes,
     pub disk_bytes_max: Bytes,
     pub blocks: u64,
@@ -173,7 +174,7 @@ impl Tier {
         TierView {
             host_bytes: self.host.bytes_used,
             host_bytes_max: self.host.bytes_max,
-            disk_bytes: self.disk.bytes,
+            disk_bytes: self.disk.kept_bytes,
             disk_bytes_max: self.settings.disk_bytes_max,
             blocks: self.index.len() as u64,
             restore_bytes_per_second: self.restore.bytes_per_second(),

@@ -38,6 +38,21 @@ pub enum AppendError {
     Closed,
 }
 
+impl AppendError {
+    /// The reason as a label of a metric.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Block(_) => "block",
+            Self::Cap { .. } => "bound",
+            Self::FreeSpace { .. } => "free_space",
+            Self::Disk(_) => "write",
+            Self::BackingOff => "backing_off",
+            Self::Purged => "purged",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 /// Why a block was not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {

@@ -246,7 +246,7 @@ fn read(path: &Path) -> io::Result<Known> {
     if file.metadata()?.len() > FILE_BYTES_MAX {
         return Err(damaged("it is too long"));
     }
-    let records: Records = serde_json::from_reader(io::BufReader::new(file)).map_err(io::Error::other)?;
+    let records: Records = serde_json::from_reader(io::BufReader::new(file)).map_err(unreadable)?;
     if records.version != 1 || records.keys.len() > DOMAINS_MAX {
         return Err(damaged("it is of another version"));
     }
@@ -262,6 +262,10 @@ fn read(path: &Path) -> io::Result<Known> {
         known.by_id.insert(id, key);
     }
     Ok(known)
+}
+
+fn unreadable(error: serde_json::Error) -> io::Error {
+    if error.is_io() { error.into() } else { damaged(&format!("it holds no keys ({error})")) }
 }
 
 fn damaged(what: &str) -> io::Error {
@@ -334,7 +338,8 @@ mod tests {
         for text in ["", "{", r#"{"version":2,"keys":[]}"#, r#"{"version":1,"keys":[{"domain":"é","id":"","key":""}]}"#]
         {
             std::fs::write(directory.path().join(FILE_NAME), text).unwrap();
-            assert!(Keys::open(directory.path()).is_err(), "{text}");
+            let error = Keys::open(directory.path()).err().unwrap().to_string();
+            assert!(error.contains("restore it"), "{text}: {error}");
             assert_eq!(std::fs::read_to_string(directory.path().join(FILE_NAME)).unwrap(), text);
         }
     }

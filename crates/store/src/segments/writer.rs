@@ -61,20 +61,24 @@ pub(super) struct Writer {
     paused_until: Option<Instant>,
     /// What may still be written by this batch: the less of the bound's and the file system's room.
     room: Room,
+    /// Whether it was said that there is none.
+    told_no_room: bool,
 }
 
-#[derive(Default, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Room {
     used_bytes: u64,
-    free_bytes: u64,
+    /// Or why nobody knows.
+    free_bytes: Result<u64, Errno>,
 }
 
 impl Writer {
     pub(super) fn new(inner: Arc<Inner>) -> Self {
         let pause = inner.options.retry_after;
-        let (open, scratch, room) = (None, AlignedBuffer::default(), Room::default());
+        let room = Room { used_bytes: 0, free_bytes: Ok(0) };
+        let (open, scratch) = (None, AlignedBuffer::default());
         let ahead = if inner.options.encrypt { Ahead::start().ok() } else { None };
-        Self { inner, open, scratch, ahead, failures: 0, pause, paused_until: None, room }
+        Self { inner, open, scratch, ahead, failures: 0, pause, paused_until: None, room, told_no_room: false }
     }
 
     pub(super) fn run(mut self) {
@@ -139,7 +143,10 @@ impl Writer {
         let table = self.inner.table();
         self.room.used_bytes = if table.is_counted { table.used_bytes() } else { u64::MAX };
         drop(table);
-        self.room.free_bytes = self.inner.layer.free_bytes().unwrap_or(0);
+        self.room.free_bytes = self.inner.layer.free_bytes().map_err(|error| errno_of(&error));
+        if let Ok(free_bytes) = self.room.free_bytes {
+            self.inner.free_bytes.store(free_bytes, Ordering::Relaxed);
+        }
     }
 
     /// Appends one block; it is pending until the next [`Self::commit`].
@@ -155,7 +162,7 @@ impl Writer {
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Err(AppendError::BackingOff);
         }
-        self.check_room(bytes.len() as u64)?;
+        self.check_room(bytes.len() as u64).inspect_err(|error| self.tell_no_room(error))?;
         if self.open.as_ref().is_some_and(|open| !open.has_room(bytes.len(), self.inner.options.segment_bytes)) {
             self.close_segment(results);
         }
@@ -181,11 +188,18 @@ impl Writer {
         if self.room.used_bytes.saturating_add(needed_bytes) > options.bytes_max {
             return Err(AppendError::Cap { bytes_max: options.bytes_max });
         }
-        if self.room.free_bytes < needed_bytes.saturating_add(options.free_bytes_min) {
-            let Room { free_bytes, .. } = self.room;
+        let free_bytes = self.room.free_bytes.map_err(AppendError::Disk)?;
+        if free_bytes < needed_bytes.saturating_add(options.free_bytes_min) {
             return Err(AppendError::FreeSpace { free_bytes, free_bytes_min: options.free_bytes_min });
         }
         Ok(())
+    }
+
+    /// Once, until something was written again.
+    fn tell_no_room(&mut self, error: &AppendError) {
+        if !std::mem::replace(&mut self.told_no_room, true) {
+            tracing::warn!(%error, "the KV tier's disk takes nothing");
+        }
     }
 
     fn begin_segment(&mut self) -> io::Result<OpenSegment> {
@@ -297,6 +311,7 @@ impl Writer {
             self.inner.queue.ask_to_clear();
         }
         self.failures = 0;
+        self.told_no_room = false;
         self.pause = self.inner.options.retry_after;
         self.paused_until = None;
     }
@@ -447,7 +462,7 @@ impl Writer {
     fn count_written(&mut self, bytes: u64) {
         self.inner.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         self.room.used_bytes = self.room.used_bytes.saturating_add(bytes);
-        self.room.free_bytes = self.room.free_bytes.saturating_sub(bytes);
+        self.room.free_bytes = self.room.free_bytes.map(|free_bytes| free_bytes.saturating_sub(bytes));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::reader::{self, Reader, Section};
 use std::{path::PathBuf, time::Duration};
+use toml::de::DeValue;
 use warmset_core::{Bytes, kv::BLOCK_TOKENS};
 
 /// What the file says of the tier. What it does not say is none.
@@ -17,6 +18,15 @@ pub(crate) struct KvOptions {
     pub(crate) verify: Option<bool>,
 }
 
+fn directory(value: &DeValue<'_>) -> Result<PathBuf, String> {
+    match reader::text(value)? {
+        text if text.is_empty() => {
+            Err("must name a directory: leave it out for the one in the data directory".to_owned())
+        }
+        text => Ok(text.into()),
+    }
+}
+
 pub(super) fn read_kv(reader: &mut Reader<'_>, mut section: Section<'_>) -> KvOptions {
     section.take(reader, "block_tokens", |value| match reader::integer(1, u32::MAX)(value)? {
         BLOCK_TOKENS => Ok(()),
@@ -25,7 +35,7 @@ pub(super) fn read_kv(reader: &mut Reader<'_>, mut section: Section<'_>) -> KvOp
     let options = KvOptions {
         host: section.take(reader, "host", reader::bytes),
         disk: section.take(reader, "disk", reader::bytes),
-        dir: section.take(reader, "dir", reader::text).map(Into::into),
+        dir: section.take(reader, "dir", directory),
         encrypt: section.take(reader, "encrypt", reader::boolean),
         retention: section.take(reader, "retention", reader::positive_duration),
         disk_writes_per_day: section.take(reader, "disk_writes_per_day", reader::positive_bytes),

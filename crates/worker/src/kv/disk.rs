@@ -3,7 +3,7 @@
 use super::KvCommand;
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, mpsc::Receiver},
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc::WeakUnboundedSender;
@@ -14,13 +14,15 @@ use warmset_core::kv::{
 use warmset_store::{
     StoreError,
     arena::Arena,
-    segments::{BlockId, Location, Options, Recovery, Segments},
+    segments::{AppendError, BlockId, Figures, Location, Options, Recovery, Segments},
 };
 
 /// A read that takes longer is given up: whoever waited for it has long been computing.
 const READ_DEADLINE: Duration = Duration::from_secs(30);
-/// How often blocks are looked at that are older than they may become.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
+/// How often blocks are looked at that are older than they may become: after a part of that age, within bounds.
+const EXPIRY_PARTS: u32 = 8;
+const EXPIRY_INTERVAL_MIN: Duration = Duration::from_secs(1);
+const EXPIRY_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
 /// Where KV lies on disk.
 #[derive(Debug, Clone)]
@@ -37,37 +39,40 @@ pub struct DiskConfig {
 /// that is the loop's to ask for.
 pub(super) struct Disk {
     segments: Arc<Segments>,
+    bytes_max: u64,
+    free_bytes_min: u64,
     commands: WeakUnboundedSender<KvCommand>,
 }
 
 impl Disk {
     /// Opens the directory and begins to find what is there.
     pub(super) fn open(config: DiskConfig, commands: WeakUnboundedSender<KvCommand>) -> Result<Self, StoreError> {
+        let Options { bytes_max, free_bytes_min, .. } = config.options;
         let (segments, recovery) = Segments::open(&config.directory, config.options)?;
         let segments = Arc::new(segments);
-        let finding = commands.clone();
-        tokio::task::spawn_blocking(move || {
-            for found in recovery {
-                match found {
-                    Recovery::Found(blocks) => {
-                        let blocks = blocks.iter().filter_map(found_block).collect();
-                        tell(&finding, Event::Found { blocks, disk_bytes: 0 });
-                    }
-                    Recovery::Complete(recovered) => {
-                        tracing::info!(blocks = recovered.blocks, "all KV on disk is known");
-                    }
-                }
-            }
-        });
+        tell_what_is_found(recovery, commands.clone()).map_err(|error| StoreError::Directory {
+            what: "read",
+            path: config.directory.clone(),
+            error,
+        })?;
         if let Some(retention) = config.retention {
             tokio::spawn(expire(Arc::downgrade(&segments), retention, commands.clone()));
         }
-        Ok(Self { segments, commands })
+        Ok(Self { segments, bytes_max, free_bytes_min, commands })
     }
 
     /// Bytes that lie there, whoever wrote them.
     pub(super) fn used_bytes(&self) -> u64 {
         self.segments.figures().used_bytes
+    }
+
+    /// Bytes of the bound that blocks cannot have: others' files lie there, or the file system has less left.
+    pub(super) fn others_bytes(&self) -> u64 {
+        let Figures { used_bytes, foreign_bytes, free_bytes, .. } = self.segments.figures();
+        let bound = self.bytes_max.saturating_sub(foreign_bytes);
+        let blocks_bytes = used_bytes.saturating_sub(foreign_bytes);
+        let left = blocks_bytes.saturating_add(free_bytes.saturating_sub(self.free_bytes_min));
+        self.bytes_max - bound.min(left)
     }
 
     pub(super) fn write(&self, block: BlockNumber, arena: &Arc<Arena>, slot: u32) {
@@ -82,12 +87,12 @@ impl Disk {
                 Some(Ok(Location { segment, page, pages })) => Ok(DiskPlace { segment, page, pages }),
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a block of KV is not on disk");
-                    Err("write".to_owned())
+                    Err(error.reason().to_owned())
                 }
-                None => Err("write".to_owned()),
+                None => Err(AppendError::Closed.reason().to_owned()),
             };
             let seconds = began.elapsed().as_secs_f64();
-            tell(&commands, Event::Written { block, outcome, seconds, disk_bytes: 0 });
+            tell(&commands, Event::Written { block, outcome, seconds, others_bytes: 0 });
         });
         if queued.is_err() {
             self.not_written(block, "queue");
@@ -96,7 +101,7 @@ impl Disk {
 
     fn not_written(&self, block: BlockNumber, reason: &str) {
         let outcome = Err(reason.to_owned());
-        tell(&self.commands, Event::Written { block, outcome, seconds: 0.0, disk_bytes: 0 });
+        tell(&self.commands, Event::Written { block, outcome, seconds: 0.0, others_bytes: 0 });
     }
 
     pub(super) fn read(
@@ -141,10 +146,31 @@ impl Disk {
     }
 }
 
+/// Tells the loop what the directory holds. A thread of its own: a disk that does not answer may keep it for ever, and
+/// nobody waits for it.
+fn tell_what_is_found(recovery: Receiver<Recovery>, commands: WeakUnboundedSender<KvCommand>) -> std::io::Result<()> {
+    let run = move || {
+        for found in recovery {
+            match found {
+                Recovery::Found(blocks) => {
+                    let blocks = blocks.iter().filter_map(found_block).collect();
+                    tell(&commands, Event::Found { blocks, others_bytes: 0 });
+                }
+                Recovery::Complete(recovered) => {
+                    tracing::info!(blocks = recovered.blocks, "all KV on disk is known");
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("kv-found".to_owned()).spawn(run)?;
+    Ok(())
+}
+
 /// Blocks older than they may be are given up.
 async fn expire(segments: std::sync::Weak<Segments>, retention: Duration, commands: WeakUnboundedSender<KvCommand>) {
+    let interval = (retention / EXPIRY_PARTS).clamp(EXPIRY_INTERVAL_MIN, EXPIRY_INTERVAL_MAX);
     loop {
-        tokio::time::sleep(EXPIRY_INTERVAL.min(retention)).await;
+        tokio::time::sleep(interval).await;
         let Some(segments) = segments.upgrade() else { return };
         let before = super::gather::unix_seconds().saturating_sub(retention.as_secs());
         let expired = tokio::task::spawn_blocking(move || segments.expire(before)).await.unwrap_or_default();
@@ -175,5 +201,44 @@ fn tell(commands: &WeakUnboundedSender<KvCommand>, event: Event) {
     // A tier that has ended needs no answers.
     if let Some(commands) = commands.upgrade() {
         let _ = commands.send(KvCommand::Disk(event));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    #[test]
+    fn a_directory_that_is_never_read_to_its_end_keeps_no_server_from_ending() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        // Of a disk that does not answer.
+        let (_recovering, recovery) = mpsc::sync_channel(1);
+        let (commands, _loop) = unbounded_channel();
+        runtime.block_on(async { tell_what_is_found(recovery, commands.downgrade()).unwrap() });
+        let (ended, has_ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(runtime);
+            ended.send(()).unwrap();
+        });
+        has_ended.recv_timeout(Duration::from_secs(60)).expect("the runtime ends");
+    }
+
+    #[test]
+    fn others_files_are_not_to_be_had() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("other"), vec![1; 1 << 20]).unwrap();
+        let options = Options { bytes_max: 8 << 20, free_bytes_min: 0, ..Options::default() };
+        let config = DiskConfig { directory: directory.path().to_path_buf(), options, retention: None };
+        let (commands, _loop) = unbounded_channel();
+        let disk = Disk::open(config, commands.downgrade()).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while disk.others_bytes() == 0 {
+            assert!(Instant::now() < end, "they are never counted");
+            std::thread::yield_now();
+        }
+        assert!((1 << 20..2 << 20).contains(&disk.others_bytes()), "{}", disk.others_bytes());
+        assert_eq!(disk.used_bytes(), disk.others_bytes());
     }
 }

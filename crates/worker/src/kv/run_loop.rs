@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use warmset_core::{
     Digest, Machine, RequestId,
-    kv::{Action, BlockNumber, Event, HEADER_BYTES, KvIdentity, SaveId, Tier},
+    kv::{Action, BlockNumber, Event, HEADER_BYTES, KvIdentity, SaveId, Tier, TierView},
     worker,
 };
 use warmset_engine::protocol::{KvGrant, KvLayout, KvOpen, SaveWanted, StateLayout, ToEngine};
@@ -143,8 +143,8 @@ impl RunLoop {
                 self.happen(Event::Gathered { save, ok });
             }
             KvCommand::Disk(mut event) => {
-                if let Event::Written { disk_bytes, .. } | Event::Found { disk_bytes, .. } = &mut event {
-                    *disk_bytes = self.disk.as_ref().map_or(0, Disk::used_bytes);
+                if let Event::Written { others_bytes, .. } | Event::Found { others_bytes, .. } = &mut event {
+                    *others_bytes = self.disk.as_ref().map_or(0, Disk::others_bytes);
                 }
                 if let Event::ReadDone { block, failure, .. } = &event {
                     let place = self.reads.remove(block);
@@ -154,7 +154,11 @@ impl RunLoop {
             }
             KvCommand::Listen(agent) => self.agent = Some(agent),
             KvCommand::LimitHost(bytes) => self.happen(Event::HostLimit { bytes }),
-            KvCommand::View(answer) => drop(answer.send(self.tier.view())),
+            KvCommand::View(answer) => {
+                let disk_bytes = self.disk.as_ref().map_or(0, Disk::used_bytes);
+                // Whoever asked may have gone.
+                let _ = answer.send(TierView { disk_bytes, ..self.tier.view() });
+            }
             KvCommand::Purge(domain) => self.happen(Event::Purge { domain }),
         }
     }
