@@ -267,6 +267,10 @@ pub enum Reply {
     Loading { fraction: f32 },
     /// An engine began to work on it.
     Started { start: StartKind, worker: WorkerId, digest: Digest },
+    /// It gave way to another request, and goes on later where it stopped.
+    Parked,
+    /// It goes on.
+    Resumed,
     /// Tokens of one choice, whose text is in the deltas to come.
     Logprobs { choice: u32, tokens: Vec<TokenLogprob> },
     /// Text of one choice.

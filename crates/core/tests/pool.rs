@@ -132,6 +132,7 @@ fn any_pool(random: &mut Random) -> Pool {
             attempts_max: 2,
             aging: Duration::from_secs(5),
             retry_after_max: Duration::from_secs(120),
+            parks: true,
         },
     );
     for number in 1..=MODELS {
@@ -153,6 +154,7 @@ fn any_pool(random: &mut Random) -> Pool {
             priority: Priority::Standard,
             max_concurrency: 1 + u32::try_from(random.below(5)).expect("small"),
             critical_reserve: u32::from(random.chance(30)),
+            parks: random.chance(50),
             cold: if random.chance(20) { ColdPolicy::Reject } else { ColdPolicy::Wait },
             rewarm_seconds: 1.0,
             targets: Targets { ttft_p99_warm_ms: random.chance(30).then_some(500), ..Targets::default() },

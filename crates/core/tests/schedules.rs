@@ -25,6 +25,9 @@ fn any_world(random: &mut Random) -> World {
     limits.priority_protection = Duration::from_secs(random.below(60));
     limits.forecast =
         Parts { preload: random.chance(80), intervals: random.chance(80), time_of_day: random.chance(80) };
+    limits.parking.time_max = Duration::from_secs(random.below(30));
+    limits.parking.times_max = u32::try_from(random.below(5)).expect("small");
+    limits.parking.requests_max = if random.chance(20) { 1 } else { 8 };
     if random.chance(30) {
         limits.pools = vec![(PoolName::new("own"), MemoryVector(vec![30]))];
     }
@@ -62,6 +65,7 @@ fn add_any_model(world: &mut World, random: &mut Random, number: u8) {
         hang_at_request: random.chance(10).then(|| 1 + u32::try_from(random.below(6)).expect("small")),
         load_never_ends: random.chance(3),
         ignores_stop: random.chance(10),
+        parked_bytes: (!random.chance(15)).then(|| random.below(20)),
     };
     world.add(model, behaviour);
 }

@@ -13,7 +13,7 @@ pub(crate) use inbox::DESCRIPTORS_MAX;
 
 use crate::{
     frame,
-    kv::KvMemory,
+    kv::{KvMemory, ParkedMemory},
     port::{Engine, LoadFailure, LoadFault},
     protocol::{EngineKind, FromEngine, LoadRequest, PROTOCOL_VERSION, ToEngine},
     synthetic::SyntheticEngine,
@@ -228,6 +228,22 @@ fn drive(
                     }
                 }
             }
+            Some(Received { message: ToEngine::ParkTake { request, bytes }, descriptors }) => {
+                match ParkedMemory::for_writing(descriptors, bytes) {
+                    Ok(memory) => engine.park(request, memory, &mut |message| outbox.put(&message)),
+                    Err(message) => {
+                        log(&format!("does not park a request, whose memory cannot be used: {message}"));
+                        engine.handle(ToEngine::ParkStop { request }, &mut |message| outbox.put(&message));
+                        outbox.put(&FromEngine::ParkRefused { request });
+                    }
+                }
+            }
+            Some(Received { message: ToEngine::Resume { request, bytes }, descriptors }) => {
+                match ParkedMemory::for_reading(descriptors, bytes) {
+                    Ok(memory) => engine.resume(request, memory, &mut |message| outbox.put(&message)),
+                    Err(message) => outbox.put(&crate::kv::not_resumed(request, &message)),
+                }
+            }
             Some(Received { message, .. }) => {
                 if let ToEngine::SetThreads { threads: wanted } = message {
                     threads = wanted;
@@ -275,6 +291,15 @@ fn construct(kind: EngineKind) -> Result<Box<dyn Engine>, String> {
     }
 }
 
+/// How many descriptors come with a message.
+fn descriptors_of(message: &ToEngine) -> usize {
+    match message {
+        ToEngine::KvOpen(_) => 2,
+        ToEngine::ParkTake { .. } | ToEngine::Resume { .. } => 1,
+        _ => 0,
+    }
+}
+
 /// Reads messages until there are none. `Stop` and the end of the socket end the process from here, so that neither a
 /// long load nor a long step delays them.
 fn read_messages(socket: UnixStream, messages: &Sender<Received>) {
@@ -287,8 +312,7 @@ fn read_messages(socket: UnixStream, messages: &Sender<Received>) {
                 }
             }
             Ok(Some(message)) => {
-                let wants = matches!(message, ToEngine::KvOpen(_));
-                let descriptors = if wants { reader.get_mut().take_descriptors() } else { Vec::new() };
+                let descriptors = reader.get_mut().take_descriptors(descriptors_of(&message));
                 if messages.send(Received { message, descriptors }).is_err() {
                     return;
                 }

@@ -1,7 +1,7 @@
 //! The port that every engine implements inside its process. One thread drives it: messages first, then one step.
 
 use crate::{
-    kv::KvMemory,
+    kv::{KvMemory, ParkedMemory},
     protocol::{FromEngine, KvOpen, LoadRequest, LoadedInfo, ToEngine},
 };
 use std::time::Instant;
@@ -44,9 +44,15 @@ pub trait Engine {
     /// Takes the tier's memory. An engine whose KV cannot be cut ignores it.
     fn open_kv(&mut self, open: KvOpen, memory: KvMemory);
 
-    /// Takes `Generate`, `Embed`, `Grant`, `Cancel`, `SetThreads` or an answer about a save; the others never arrive
-    /// here.
+    /// Takes `Generate`, `Embed`, `Grant`, `Cancel`, `SetThreads`, `Park`, `ParkStop` or an answer about a save; the
+    /// others never arrive here.
     fn handle(&mut self, message: ToEngine, report: Report<'_>);
+
+    /// Puts a stopped request into this memory, and says whether it has.
+    fn park(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>);
+
+    /// Goes on with what another engine of this model put into this memory.
+    fn resume(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>);
 
     /// Whether a step would do something now (with at least one thread).
     fn has_work(&self) -> bool;

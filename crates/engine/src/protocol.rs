@@ -14,7 +14,7 @@ pub use warmset_core::inference::{
 use warmset_core::kv::{BlockKey, KvIdentity, TrustDomain};
 
 /// Grows with every change that an older peer would misread.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The most sequences that one engine computes together.
@@ -55,6 +55,16 @@ pub enum ToEngine {
     SaveSkip { save: u64 },
     /// What was saved is out of the staging area.
     SaveEnd { save: u64 },
+    /// Stop computing a request, so that it can leave; answered by `ParkSized` or `ParkRefused`.
+    Park { request: u64 },
+    /// Put a stopped request into memory of so many bytes, whose descriptor comes with this message, and forget it;
+    /// answered by `Parked` or `ParkRefused`.
+    ParkTake { request: u64, bytes: u64 },
+    /// Compute a stopped request on.
+    ParkStop { request: u64 },
+    /// Go on with a request that an engine of the same model has put into this memory, whose descriptor comes with this
+    /// message.
+    Resume { request: u64, bytes: u64 },
     /// Step with this many threads from the next step on; 0 pauses. Answered by `ThreadsHeld`.
     SetThreads { threads: u32 },
     /// Finish nothing more and exit.
@@ -206,6 +216,12 @@ pub enum FromEngine {
     SaveWanted(SaveWanted),
     /// The state is in the staging area; 0 bytes if the sequence was needed for something else meanwhile.
     Saved { save: u64, bytes: u64 },
+    /// A request is stopped and takes so many bytes.
+    ParkSized { request: u64, bytes: u64 },
+    /// A request cannot leave. It is computed on, or is over.
+    ParkRefused { request: u64 },
+    /// A request is in the memory that it was given, and nothing of it is left here.
+    Parked { request: u64 },
     /// Tokens of one choice, whose text is in the deltas to come.
     Logprobs { request: u64, choice: u32, tokens: Vec<TokenLogprob> },
     /// Text of one choice.

@@ -143,6 +143,7 @@ mod tests {
                 priority: Priority::Standard,
                 max_concurrency: 4,
                 critical_reserve: 0,
+                parks: false,
                 cold: ColdPolicy::Reject,
                 rewarm_seconds: 1.0,
                 targets: Targets::default(),

@@ -30,6 +30,7 @@ pub const SECONDS_BUCKETS: [f64; 18] =
 pub const UNKNOWN_MODEL: &str = "unknown";
 
 type FloatGauge = Gauge<f64, AtomicU64>;
+type FloatCounter = Counter<f64, AtomicU64>;
 
 macro_rules! labels {
     ($name:ident { $($field:ident),* }) => {
@@ -106,6 +107,9 @@ pub struct Metrics {
     load_seconds: Family<PhaseLabels, Histogram, fn() -> Histogram>,
     evictions: Family<EvictionLabels, Counter>,
     preloads: Family<PreloadLabels, Counter>,
+    parks: Family<ModelLabels, Counter>,
+    parked: Family<ModelLabels, Gauge>,
+    parked_seconds: Family<ModelLabels, FloatCounter>,
     slo_attained: Family<TimeLabels, FloatGauge>,
     attainment: Mutex<Attainment>,
     resident: Family<ResidentLabels, Gauge>,
@@ -153,6 +157,9 @@ impl Default for Metrics {
             load_seconds: seconds_family(),
             evictions: Family::default(),
             preloads: Family::default(),
+            parks: Family::default(),
+            parked: Family::default(),
+            parked_seconds: Family::default(),
             slo_attained: Family::default(),
             attainment: Mutex::default(),
             resident: Family::default(),
@@ -185,6 +192,11 @@ impl Metrics {
         registry.register("model_load_seconds", "Steps of loads", self.load_seconds.clone());
         registry.register("model_evictions", "Models told to leave memory", self.evictions.clone());
         registry.register("model_preloads", "Loads ahead of requests, by what became of them", self.preloads.clone());
+        let help = "Times that a running request gave way to one of a higher class";
+        registry.register("requests_parked", help, self.parks.clone());
+        registry.register("parked_requests", "Requests that gave way and have not gone on", self.parked.clone());
+        let help = "How long requests were parked that have gone on";
+        registry.register("requests_parked_seconds", help, self.parked_seconds.clone());
         let help = "Share of first tokens that came within the target";
         registry.register("slo_attained_ratio", help, self.slo_attained.clone());
         registry.register("model_resident_bytes", "Bytes of loaded models", self.resident.clone());
@@ -302,6 +314,13 @@ impl Metrics {
                 self.set_resident(&name(digest), digest, "steady", steady.total_bytes());
             }
             Fact::StateChanged { digest, state } => self.follow_load(now, *digest, *state),
+            Fact::Parked { digest, .. } => {
+                self.parks.get_or_create(&ModelLabels { model: name(digest) }).inc();
+            }
+            Fact::Resumed { digest, parked } => {
+                let labels = ModelLabels { model: name(digest) };
+                self.parked_seconds.get_or_create(&labels).inc_by(parked.as_secs_f64());
+            }
             Fact::LoadStarted { .. } => {}
         }
     }
@@ -371,6 +390,11 @@ impl Metrics {
                 let labels = MemoryLabels { tier: tier.tier.clone(), state: state.to_owned() };
                 self.memory.get_or_create(&labels).set(gauge_value(bytes));
             }
+        }
+        self.parked.clear();
+        for line in lines.iter().filter(|line| line.parked > 0) {
+            let labels = ModelLabels { model: line.name.to_string() };
+            self.parked.get_or_create(&labels).set(i64::from(line.parked));
         }
         for line in lines.iter().filter(|line| line.state == ModelState::Ready) {
             let (kind, other) = if line.measured { ("steady", "estimate") } else { ("estimate", "steady") };

@@ -56,7 +56,7 @@ impl Pump {
         while let Some(reply) = self.replies.recv().await {
             let request = self.request;
             let last = match &reply {
-                Reply::Queued { .. } | Reply::Loading { .. } => None,
+                Reply::Queued { .. } | Reply::Loading { .. } | Reply::Parked | Reply::Resumed => None,
                 Reply::Started { start, .. } => {
                     self.report(Event::Started { request, start: *start });
                     None

@@ -206,6 +206,7 @@ mod tests {
             priority: Priority::Standard,
             max_concurrency: 1,
             critical_reserve: 0,
+            parks: false,
             cold: warmset_core::gateway::ColdPolicy::Wait,
             rewarm_seconds: 1.25,
             targets: Targets::default(),

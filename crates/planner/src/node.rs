@@ -11,8 +11,8 @@ use warmset_core::{
     forecast::{Parts, WallTime},
     targets::Targets,
     worker::{
-        Action, Event, EvictionReason, Exit, Fact, Generation, LoadTimings, ModelSpec, PreloadOutcome, Settings,
-        StartKind, Violation, Worker,
+        Action, Event, EvictionReason, Exit, Fact, Generation, LoadTimings, ModelSpec, ParkingLimits, PreloadOutcome,
+        Settings, StartKind, Violation, Worker,
     },
 };
 
@@ -86,6 +86,8 @@ pub fn settings(capacity: Bytes, parts: Parts) -> Settings {
         thrash_window: Duration::from_secs(60),
         thrash_threshold: 0.2,
         forecast: parts,
+        // Demand is of one class here: nobody gives way.
+        parking: ParkingLimits::OFF,
     }
 }
 
@@ -213,7 +215,12 @@ impl Node {
             Action::SetThreads { digest, generation, threads } => {
                 self.later(Duration::ZERO, Event::ThreadsHeld { digest, generation, threads });
             }
-            Action::Abort { .. } | Action::Grant { .. } | Action::Measure { .. } => {}
+            Action::Abort { .. }
+            | Action::Grant { .. }
+            | Action::Measure { .. }
+            | Action::Park { .. }
+            | Action::ParkTake { .. }
+            | Action::ParkStop { .. } => {}
             Action::Tell(Fact::LoadStarted { .. }) => self.outcome.loads += 1,
             Action::Tell(Fact::EvictionStarted { reason: EvictionReason::Memory, .. }) => self.outcome.evictions += 1,
             Action::Tell(Fact::Preloaded { outcome: PreloadOutcome::Used, .. }) => self.outcome.preloads_used += 1,

@@ -345,9 +345,10 @@ impl Server {
             let sum = |part: fn(&PoolMemory) -> &MemoryVector| {
                 report.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(part(pool).get(device)))
             };
-            // KV lies in what models leave of the host's memory.
+            // Cached KV lies in what models and the states of parked requests leave of the host's memory.
             let free = sum(|pool| &pool.free);
-            let kv = if device == HOST { self.kv.as_ref().map_or(0, KvHandle::host_bytes).min(free) } else { 0 };
+            let cached = if device == HOST { self.kv.as_ref().map_or(0, KvHandle::host_bytes).min(free) } else { 0 };
+            let kv = cached + sum(|pool| &pool.parked);
             TierBytes {
                 tier: tier.clone(),
                 capacity: report.capacity.get(device),
@@ -356,7 +357,7 @@ impl Server {
                 resident: sum(|pool| &pool.resident),
                 unloading: sum(|pool| &pool.unloading),
                 kv,
-                free: free - kv,
+                free: free - cached,
             }
         });
         tiers.collect()
@@ -401,6 +402,7 @@ fn with_line(stored: &Stored, line: Option<&LedgerLine>, measured: Option<&Measu
     if let Some(line) = line {
         document["in_flight"] = json!(line.in_flight);
         document["waiting"] = json!(line.waiting);
+        document["parked"] = json!(line.parked);
         document["demand_per_second"] = json!(line.demand_per_second);
         document["worth"] = json!(line.worth);
         document["held_bytes"] = json!(line.private.total().saturating_add(line.shared_host_bytes));

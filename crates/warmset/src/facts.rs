@@ -170,6 +170,8 @@ impl Told {
                 let detail = json!({ "peak_bytes": peak.total_bytes(), "steady_bytes": steady.total_bytes() });
                 told("model_grown", detail)
             }
+            Fact::Parked { bytes, .. } => told("request_parked", json!({ "bytes": bytes })),
+            Fact::Resumed { parked, .. } => told("request_resumed", json!({ "parked_seconds": parked.as_secs_f64() })),
             Fact::Preloaded { outcome, .. } => told("preloaded", json!({ "outcome": outcome })),
             Fact::StateChanged { state, .. } => {
                 Self { keep: false, ..told("state_changed", json!({ "state": state })) }

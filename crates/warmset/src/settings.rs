@@ -1,7 +1,7 @@
 //! From command line and configuration to the limits that the machines live within.
 
 use crate::{
-    config::{Config, units::format_bytes},
+    config::{Config, ResidencyOptions, units::format_bytes},
     machine,
     repository::{Runtimes, Stored},
 };
@@ -14,7 +14,7 @@ use warmset_core::{
     gateway,
     gateway::Route,
     jobs::JobLimits,
-    worker::{self, ModelSpec},
+    worker::{self, ModelSpec, ParkingLimits},
 };
 use warmset_gateway::jobs::JobsConfig;
 use warmset_worker::ModelConfig;
@@ -102,7 +102,21 @@ pub(crate) fn worker_settings(config: &Config, memory: Bytes, reserve: Bytes) ->
         thrash_window: residency.thrash_window_seconds.unwrap_or(THRASH_WINDOW),
         thrash_threshold: residency.thrash_threshold.unwrap_or(THRASH_THRESHOLD),
         forecast: residency.forecast.unwrap_or(Parts::ALL),
+        parking: parking(residency),
     })
+}
+
+fn parking(options: &ResidencyOptions) -> ParkingLimits {
+    if options.park == Some(false) {
+        return ParkingLimits::OFF;
+    }
+    let default = ParkingLimits::default();
+    ParkingLimits {
+        requests_max: options.park_requests_max.unwrap_or(default.requests_max),
+        bytes_max: options.park_bytes_max.unwrap_or(default.bytes_max),
+        times_max: options.park_times_max.unwrap_or(default.times_max),
+        time_max: options.park_seconds_max.unwrap_or(default.time_max),
+    }
 }
 
 /// The same limits for a run whose time passes at this speed. Processes are as fast as ever, so that what bounds them and
@@ -141,6 +155,7 @@ pub(crate) fn gateway_settings(config: &Config) -> gateway::Settings {
     gateway::Settings {
         queue_limit: config.gateway.queue_limit.unwrap_or(default.queue_limit),
         queue_limit_per_model: config.gateway.queue_limit_per_model.unwrap_or(default.queue_limit_per_model),
+        parks: config.residency.park != Some(false),
         ..default
     }
 }
@@ -205,6 +220,8 @@ pub(crate) fn route(stored: &Stored, measured: Option<&Measurement>) -> Route {
         priority: settings.priority,
         max_concurrency: crate::repository::slots(settings),
         critical_reserve: settings.critical_reserve,
+        // With fewer permits than sequences, permits are what an operator allows at once.
+        parks: crate::repository::slots(settings) >= settings.parallel && settings.runtime.is_none(),
         cold: settings.cold,
         rewarm_seconds: rewarm_seconds(stored, measured),
         targets: settings.slo,
@@ -251,6 +268,18 @@ mod tests {
             assert_eq!(speed.outside(fast), normal);
         }
         assert_eq!((fast.minimum_residency, fast.demand_half_life), (MINIMUM_RESIDENCY, DEMAND_HALF_LIFE));
+    }
+
+    #[test]
+    fn parking_has_bounds_of_its_own_and_a_switch() {
+        let mut config = Config::default();
+        config.residency.park_times_max = Some(2);
+        let parking = worker_settings(&config, 100, 10).unwrap().parking;
+        assert_eq!(parking, ParkingLimits { times_max: 2, ..ParkingLimits::default() });
+        assert!(gateway_settings(&config).parks);
+        config.residency.park = Some(false);
+        assert_eq!(worker_settings(&config, 100, 10).unwrap().parking, ParkingLimits::OFF);
+        assert!(!gateway_settings(&config).parks);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use crate::{
     handle::{AgentHandle, Assignment, Command, MemoryReport, log_path},
     kv::KvHandle,
     life::{self, Birth, Order},
+    park,
     recorder::Recorder,
-    requests::{Requests, Waiting},
+    requests::{Requests, Task, Waiting},
     spare::Spare,
     timer::until,
 };
@@ -221,6 +222,10 @@ impl RunLoop {
                 self.requests.remove(request);
                 self.happen(Event::Finished { request });
             }
+            Command::Parked(request, waiting) => {
+                self.requests.park(request, waiting);
+                self.happen(Event::Parked { request });
+            }
             Command::EngineStarted(digest, generation, pid) => {
                 self.pids.insert((digest, generation), pid);
             }
@@ -265,7 +270,7 @@ impl RunLoop {
 
     fn assign(&mut self, assignment: Assignment) {
         let Assignment { request, digest, tenant, class, work, replies } = assignment;
-        if self.requests.add(request, digest, class, Waiting { work, replies }) {
+        if self.requests.add(request, digest, class, Waiting { task: Task::Begin(work), replies }) {
             if let Some(fraction) = self.progress.get(&digest) {
                 self.requests.tell_waiting(digest, &Reply::Loading { fraction: *fraction });
             }
@@ -347,6 +352,15 @@ impl RunLoop {
             Action::Abort { request, digest, generation } => {
                 self.order(digest, generation, Order::Abort { request });
             }
+            Action::Park { request, digest, generation } => self.order(digest, generation, Order::Park { request }),
+            Action::ParkTake { request, digest, generation, bytes } => {
+                if let Some(orders) = self.lives.get(&(digest, generation)) {
+                    park::give_memory(request, bytes, orders.clone());
+                }
+            }
+            Action::ParkStop { request, digest, generation } => {
+                self.order(digest, generation, Order::ParkStop { request });
+            }
             Action::Reject { request, rejection } => self.requests.reject(request, rejection),
             Action::SetThreads { digest, generation, threads } => {
                 self.order(digest, generation, Order::SetThreads { threads });
@@ -390,7 +404,8 @@ impl RunLoop {
         if let Some(Order::Start { caller, .. }) = unsent {
             // The engine has just ended; the machine hears of that next.
             let message = "the engine ended before it could begin".to_owned();
-            let _ = caller.replies.send(Reply::Rejected(Rejection::EngineLost { message, output_started: false }));
+            let output_started = caller.task.output_started();
+            let _ = caller.replies.send(Reply::Rejected(Rejection::EngineLost { message, output_started }));
         }
     }
 
@@ -542,6 +557,10 @@ fn log_fact(fact: &Fact, name: Option<&ModelName>) {
         Fact::EngineCrashed { digest, message } => tracing::warn!(model, %digest, message, "an engine died"),
         Fact::ThrashAlarm { pool, ratio, raised } => {
             tracing::warn!(%pool, ratio, raised, "a pool reloads what it has just evicted");
+        }
+        Fact::Parked { digest, bytes } => tracing::info!(model, %digest, bytes, "a request gave way"),
+        Fact::Resumed { digest, parked } => {
+            tracing::info!(model, %digest, seconds = parked.as_secs_f64(), "a request that gave way goes on");
         }
         Fact::LoadStarted { .. }
         | Fact::EvictionFinished { .. }

@@ -1,6 +1,9 @@
 //! How the rest of the server talks to a worker. Nothing here blocks; what waits is a future.
 
-use crate::config::{Clock, ModelConfig};
+use crate::{
+    config::{Clock, ModelConfig},
+    requests::Waiting,
+};
 use serde::Serialize;
 use std::{collections::VecDeque, path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -86,6 +89,8 @@ pub(crate) enum Command {
     CanaryScore(Digest, oneshot::Sender<Option<CanaryScore>>),
     /// A request has had its last reply.
     Answered(RequestId),
+    /// A request has left its engine.
+    Parked(RequestId, Waiting),
     /// A life has its engine process.
     EngineStarted(Digest, Generation, u32),
     /// Which engine processes there are.

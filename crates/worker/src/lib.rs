@@ -2,7 +2,8 @@
 //!
 //! `config` is what a worker is told at start; `handle` is how the rest of the server talks to it; `agent` is the run
 //! loop that owns the machine: events in, actions out. `requests` are the callers it answers to. Slow work leaves as
-//! tasks (`life`: one engine process from start to end, with the `canary` it must pass; `spare`: the next one, already initialised) and comes back as
+//! tasks (`life`: one engine process from start to end, with the `canary` it must pass; `park`: requests
+//! that leave it in the middle; `spare`: the next one, already initialised) and comes back as
 //! events that carry the generation they were started for. `kv` is the run loop of the tier that KV outlives its request in,
 //! with the memory and files it decides about. `recorder` writes down what the machine was told, and
 //! replays it.
@@ -14,6 +15,7 @@ mod agent;
 mod canary;
 mod kv;
 mod life;
+mod park;
 mod recorder;
 mod requests;
 mod spare;

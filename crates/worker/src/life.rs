@@ -8,7 +8,8 @@ use crate::{
     config::{Clock, ModelConfig},
     handle::Command,
     kv::{Client, KvHandle, KvOrder},
-    requests::Waiting,
+    park::ParkedMemory,
+    requests::{Task, Waiting},
     spare::{self, Spare},
     timer::until,
 };
@@ -44,6 +45,9 @@ pub(crate) enum Order {
     Start { request: RequestId, caller: Waiting, started: Reply },
     Grant { request: RequestId },
     Abort { request: RequestId },
+    Park { request: RequestId },
+    ParkInto { request: RequestId, parked: std::io::Result<ParkedMemory> },
+    ParkStop { request: RequestId },
     SetThreads { threads: u32 },
     Measure,
     Stop,
@@ -68,22 +72,31 @@ pub(crate) struct Birth {
 }
 
 /// A caller that an engine works for.
-struct Caller {
-    replies: UnboundedSender<Reply>,
-    output_started: bool,
+pub(crate) struct Caller {
+    pub(crate) replies: UnboundedSender<Reply>,
+    pub(crate) output_started: bool,
     /// It hung up, and the loop was told.
     gone: bool,
+    /// Where its request is being put.
+    pub(crate) parking: Option<ParkedMemory>,
+}
+
+impl Caller {
+    fn new(waiting: &Waiting) -> Self {
+        let (replies, output_started) = (waiting.replies.clone(), waiting.task.output_started());
+        Self { replies, output_started, gone: false, parking: None }
+    }
 }
 
 type Measuring = Pin<Box<dyn Future<Output = std::io::Result<Measurement>> + Send>>;
 
-struct Life {
+pub(crate) struct Life {
     birth: Birth,
     digest: Digest,
     began: Instant,
-    callers: HashMap<RequestId, Caller>,
+    pub(crate) callers: HashMap<RequestId, Caller>,
     /// What it knows of the KV tier.
-    kv: Option<Client>,
+    pub(crate) kv: Option<Client>,
     /// Facts about the model, once loaded.
     info: Option<LoadedInfo>,
     /// Seconds from the order to load to the model being loaded.
@@ -124,7 +137,7 @@ pub(crate) async fn live(birth: Birth, mut orders: UnboundedReceiver<Order>) {
     orders.close();
     while let Ok(order) = orders.try_recv() {
         if let Order::Start { request, caller, .. } = order {
-            life.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
+            life.callers.insert(request, Caller::new(&caller));
         }
     }
     let lost = life.lost(&exit);
@@ -264,19 +277,27 @@ impl Life {
     fn obey(&mut self, order: Order, process: &EngineProcess) {
         match order {
             Order::Start { request, caller, started } => {
-                // A caller that is gone shows at its first piece of text.
-                let _ = caller.replies.send(started);
-                self.callers.insert(request, Caller { replies: caller.replies, output_started: false, gone: false });
-                if let (Some(kv), Work::Generate(job)) = (&mut self.kv, &caller.work) {
-                    kv.begin(request, job.kv_domain);
+                self.callers.insert(request, Caller::new(&caller));
+                match caller.task {
+                    Task::Begin(work) => {
+                        // A caller that is gone shows at its first piece of text.
+                        let _ = caller.replies.send(started);
+                        if let (Some(kv), Work::Generate(job)) = (&mut self.kv, &work) {
+                            kv.begin(request, job.kv_domain);
+                        }
+                        process.send(to_engine(request.0, work));
+                    }
+                    Task::GoOn(parked) => self.go_on(request, &parked, process),
                 }
-                process.send(to_engine(request.0, caller.work));
             }
             Order::Grant { request } => match &mut self.kv {
                 Some(kv) => kv.grant(request, process),
                 None => process.send(ToEngine::Grant { request: request.0, source: KvGrant::Recompute { known: 0 } }),
             },
             Order::Abort { request } => process.send(ToEngine::Cancel { request: request.0 }),
+            Order::Park { request } => process.send(ToEngine::Park { request: request.0 }),
+            Order::ParkInto { request, parked } => self.park_into(request, parked, process),
+            Order::ParkStop { request } => process.send(ToEngine::ParkStop { request: request.0 }),
             Order::SetThreads { threads } => process.send(ToEngine::SetThreads { threads }),
             Order::Measure => {
                 if self.measure_at.is_none() {
@@ -342,6 +363,11 @@ impl Life {
             }
             FromEngine::Beat => self.report(Event::Progress { digest, generation }),
             FromEngine::ThreadsHeld { threads } => self.report(Event::ThreadsHeld { digest, generation, threads }),
+            FromEngine::ParkSized { request, bytes } => {
+                self.report(Event::ParkSized { request: RequestId(request), bytes });
+            }
+            FromEngine::ParkRefused { request } => self.park_refused(RequestId(request)),
+            FromEngine::Parked { request } => self.has_parked(RequestId(request)),
             FromEngine::Hello { .. } => {}
             answer => self.hear_answer(answer),
         }
@@ -403,7 +429,7 @@ impl Life {
         }
     }
 
-    fn answer_last(&mut self, request: RequestId, reply: Reply) {
+    pub(crate) fn answer_last(&mut self, request: RequestId, reply: Reply) {
         if let Some(caller) = self.callers.remove(&request) {
             if let Some(kv) = &mut self.kv {
                 let done = match &reply {
@@ -478,11 +504,11 @@ impl Life {
         self.report(Event::Loaded { digest, generation, peak, steady, timings });
     }
 
-    fn report(&self, event: Event) {
+    pub(crate) fn report(&self, event: Event) {
         self.tell(Command::Event(event));
     }
 
-    fn tell(&self, command: Command) {
+    pub(crate) fn tell(&self, command: Command) {
         // Without a run loop there is nobody to tell; the orders have ended too.
         let _ = self.birth.commands.send(command);
     }

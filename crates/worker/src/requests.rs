@@ -1,5 +1,6 @@
 //! The callers of this worker whose requests have not ended: who they are, what they wait for, what they were told.
 
+use crate::park::Parked;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tokio::sync::mpsc::UnboundedSender;
 use warmset_core::{
@@ -10,8 +11,21 @@ use warmset_core::{
 
 /// A request that waits for its model or for a free sequence.
 pub(crate) struct Waiting {
-    pub(crate) work: Work,
+    pub(crate) task: Task,
     pub(crate) replies: UnboundedSender<Reply>,
+}
+
+/// What an engine is to do for it.
+pub(crate) enum Task {
+    Begin(Work),
+    GoOn(Parked),
+}
+
+impl Task {
+    /// Whether its caller has seen a part of its answer.
+    pub(crate) fn output_started(&self) -> bool {
+        matches!(self, Self::GoOn(parked) if parked.output_started)
+    }
 }
 
 enum State {
@@ -71,6 +85,15 @@ impl Requests {
         };
         self.leave_queue(key, request);
         Some(*waiting)
+    }
+
+    /// Its engine has let go of it: it waits again, in front of those who came after it.
+    pub(crate) fn park(&mut self, request: RequestId, waiting: Waiting) {
+        if let Some(entry) = self.entries.get_mut(&request) {
+            entry.state = State::Waiting(Box::new(waiting));
+            self.queues.entry(entry.digest).or_default().insert((entry.class, entry.sequence, request));
+            self.moved.insert(entry.digest);
+        }
     }
 
     /// The engine that works on it.
@@ -137,7 +160,10 @@ impl Requests {
     }
 
     fn tell(&self, request: RequestId, reply: Reply) {
-        if let Some(Entry { state: State::Waiting(waiting), .. }) = self.entries.get(&request) {
+        // Whoever was parked knows that it waits, and no more is told.
+        if let Some(Entry { state: State::Waiting(waiting), .. }) = self.entries.get(&request)
+            && matches!(waiting.task, Task::Begin(_))
+        {
             // A caller that is gone cancels by itself.
             let _ = waiting.replies.send(reply);
         }
@@ -165,7 +191,7 @@ mod tests {
 
     fn waiting() -> (Waiting, UnboundedReceiver<Reply>) {
         let (replies, receiver) = unbounded_channel();
-        (Waiting { work: Work::Embed { inputs: Vec::new() }, replies }, receiver)
+        (Waiting { task: Task::Begin(Work::Embed { inputs: Vec::new() }), replies }, receiver)
     }
 
     #[test]

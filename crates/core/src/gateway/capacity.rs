@@ -3,17 +3,19 @@
 use super::{
     machine::{Gateway, Model, Phase, Worker},
     protocol::{Action, Refusal, Route},
+    queue::class_index,
 };
 use crate::{
-    ids::{Digest, Priority, RequestId, WorkerId},
+    ids::{Digest, RequestId, WorkerId},
     time::Instant,
     worker::{ModelState, Rejection},
 };
 use alloc::vec::Vec;
 
 impl Gateway {
-    pub(super) fn configure(&mut self, now: Instant, route: Route, actions: &mut Vec<Action>) {
+    pub(super) fn configure(&mut self, now: Instant, mut route: Route, actions: &mut Vec<Action>) {
         let digest = route.digest;
+        route.parks &= self.settings.parks;
         match self.models.get_mut(&digest) {
             Some(model) => {
                 model.route = route;
@@ -103,7 +105,7 @@ impl Gateway {
                 return;
             };
             model.in_flight += 1;
-            model.ordinary_in_flight += u32::from(request.class != Priority::Critical);
+            model.in_flight_of[class_index(request.class)] += 1;
             request.attempts += 1;
             request.phase = Phase::Dispatched { worker };
             if let Some(worker) = self.workers.get_mut(&worker) {

@@ -63,16 +63,18 @@ impl Gateway {
                 .filter(|request| request.digest == *digest && request.phase != Phase::Queued)
                 .map(|request| request.class)
                 .collect();
-            let ordinary = at_workers.iter().filter(|class| **class != Priority::Critical).count();
-            let same = model.in_flight as usize == at_workers.len() && model.ordinary_in_flight as usize == ordinary;
+            let count = |class: Priority| at_workers.iter().filter(|other| **other == class).count();
+            let by_class = Priority::ALL.map(count);
+            let same = model.in_flight as usize == at_workers.len()
+                && model.in_flight_of.map(|counted| counted as usize) == by_class;
             hold(same, "permits_match_requests", || {
                 format!("{digest:?} counts {} and holds {}", model.in_flight, at_workers.len())
             })?;
             let ended = !model.forgotten || (model.queue.len() == 0 && model.in_flight > 0);
             hold(ended, "forgotten_models_end", || format!("{digest:?} is kept"))?;
-            let critical_only = model.ordinary_in_flight >= model.ordinary_permits();
-            let takers = if critical_only { model.queue.len_of(Priority::Critical) } else { model.queue.len() };
-            let idle_permit = model.in_flight < model.permits() && takers > 0 && !self.workers.is_empty();
+            let may = Priority::ALL.into_iter().filter(|class| model.has_permit_for(*class));
+            let takers: usize = may.map(|class| model.queue.len_of(class)).sum();
+            let idle_permit = takers > 0 && !self.workers.is_empty();
             hold(!idle_permit, "nothing_waits_for_a_free_permit", || format!("{takers} wait for {digest:?}"))?;
         }
         Ok(())

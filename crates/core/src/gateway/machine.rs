@@ -76,8 +76,8 @@ pub(super) struct Model {
     pub(super) queue: Queue<RequestId>,
     /// Requests at workers.
     pub(super) in_flight: u32,
-    /// Those of them that are not critical.
-    pub(super) ordinary_in_flight: u32,
+    /// The same by class.
+    pub(super) in_flight_of: [u32; 3],
     /// Mean time a request runs.
     service_seconds: Option<f64>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(route: Route) -> Self {
         let queue = Queue::default();
-        Self { route, forgotten: false, queue, in_flight: 0, ordinary_in_flight: 0, service_seconds: None }
+        Self { route, forgotten: false, queue, in_flight: 0, in_flight_of: [0; 3], service_seconds: None }
     }
 
     /// Requests at once, at least one.
@@ -106,11 +106,27 @@ impl Model {
 
     /// Whom a free permit would go to.
     pub(super) fn next(&self, now: Instant, aging: Duration) -> Option<RequestId> {
-        if self.in_flight >= self.permits() {
-            return None;
-        }
-        let critical_only = self.ordinary_in_flight >= self.ordinary_permits();
-        self.queue.next(now, aging, critical_only)
+        self.queue.next(now, aging, |class| self.has_permit_for(class))
+    }
+
+    /// Requests at workers that are not critical.
+    pub(super) fn ordinary_in_flight(&self) -> u32 {
+        self.in_flight - self.in_flight_of[class_index(Priority::Critical)]
+    }
+
+    /// Whether a request of this class may go to a worker now.
+    pub(super) fn has_permit_for(&self, class: Priority) -> bool {
+        let all = class_index(class) + 1;
+        // Those of a lower class give way at the worker.
+        let before = if self.route.parks { self.in_flight_of[..all].iter().sum() } else { self.in_flight };
+        let reserved = class != Priority::Critical && self.ordinary_before(class) >= self.ordinary_permits();
+        before < self.permits() && !reserved
+    }
+
+    /// Ordinary requests at workers that hold up one of this class.
+    fn ordinary_before(&self, class: Priority) -> u32 {
+        let ordinary = class_index(Priority::Standard)..=class_index(class);
+        if self.route.parks { self.in_flight_of[ordinary].iter().sum() } else { self.ordinary_in_flight() }
     }
 }
 
@@ -482,7 +498,7 @@ impl Gateway {
         }
         let model = self.models.get_mut(&request.digest)?;
         model.in_flight -= 1;
-        model.ordinary_in_flight -= u32::from(request.class != Priority::Critical);
+        model.in_flight_of[class_index(request.class)] -= 1;
         Some(request.digest)
     }
 

@@ -28,6 +28,7 @@ fn settings() -> Settings {
         attempts_max: 2,
         aging: Duration::from_secs(5),
         retry_after_max: Duration::from_secs(120),
+        parks: false,
     }
 }
 
@@ -255,12 +256,13 @@ proptest! {
         requests in prop::collection::vec((0..2_000_u64, classes(), any::<bool>()), 1..200),
         max_concurrency in 1..6_u32,
         critical_reserve in 0..6_u32,
+        parks in any::<bool>(),
     ) {
         let digest = Digest([0; 32]);
-        let mut gateway = Gateway::new(settings());
+        let mut gateway = Gateway::new(Settings { parks, ..settings() });
         let (mut now, mut running) = (Instant::ZERO, Vec::new());
         let mut actions = Vec::new();
-        gateway.handle(now, Event::Configure(Route { max_concurrency, critical_reserve, ..route(digest) }), &mut actions);
+        gateway.handle(now, Event::Configure(Route { max_concurrency, critical_reserve, parks, ..route(digest) }), &mut actions);
         gateway.handle(now, Event::WorkerUp { worker: WorkerId(0) }, &mut actions);
         for (number, (milliseconds, class, finish)) in requests.into_iter().enumerate() {
             now = now + Duration::from_millis(milliseconds);
@@ -276,10 +278,15 @@ proptest! {
                     running.push((request, class));
                 }
             }
-            let ordinary = running.iter().filter(|(_, class)| *class != Priority::Critical).count();
+            let of = |class: Priority| running.iter().filter(|(_, other)| *other == class).count();
             let ordinary_max = max_concurrency.saturating_sub(critical_reserve).max(1) as usize;
-            prop_assert!(running.len() <= max_concurrency as usize);
-            prop_assert!(ordinary <= ordinary_max);
+            if parks {
+                prop_assert!(of(Priority::Critical) <= max_concurrency as usize);
+                prop_assert!(of(Priority::Standard) <= ordinary_max && of(Priority::Batch) <= ordinary_max);
+            } else {
+                prop_assert!(running.len() <= max_concurrency as usize);
+                prop_assert!(of(Priority::Standard) + of(Priority::Batch) <= ordinary_max);
+            }
             gateway.check().unwrap();
         }
     }

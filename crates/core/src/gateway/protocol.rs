@@ -35,6 +35,10 @@ pub struct Route {
     pub max_concurrency: u32,
     /// How many of those only critical requests may use.
     pub critical_reserve: u32,
+    /// Whether its requests can be parked for those of a higher class, so that only requests of the same class or a
+    /// higher one hold one up.
+    #[serde(default)]
+    pub parks: bool,
     /// What a caller gets while it is cold.
     pub cold: ColdPolicy,
     /// Expected seconds from cold to ready, for retry hints.
@@ -129,6 +133,9 @@ pub struct Settings {
     pub aging: Duration,
     /// The longest retry hint ever given.
     pub retry_after_max: Duration,
+    /// Whether workers park requests at all.
+    #[serde(default)]
+    pub parks: bool,
 }
 
 impl Default for Settings {
@@ -139,6 +146,7 @@ impl Default for Settings {
             attempts_max: 2,
             aging: Duration::from_secs(10),
             retry_after_max: Duration::from_secs(120),
+            parks: false,
         }
     }
 }

@@ -61,12 +61,10 @@ impl<Id: Copy + PartialEq> Queue<Id> {
         self.lines[class_index(class)].len()
     }
 
-    /// Whom to run next; with `critical_only`, the next critical one, however old the others are: a reserved
-    /// slot stays reserved.
-    pub(crate) fn next(&self, now: Instant, aging: Duration, critical_only: bool) -> Option<Id> {
-        let lines = if critical_only { &self.lines[..1] } else { &self.lines[..] };
-        let heads = lines.iter().enumerate().filter_map(|(class, line)| {
-            let (sequence, waiting) = line.first_key_value()?;
+    /// Whom to run next among the classes that may, however old the others are: a reserved slot stays reserved.
+    pub(crate) fn next(&self, now: Instant, aging: Duration, may: impl Fn(Priority) -> bool) -> Option<Id> {
+        let heads = Priority::ALL.into_iter().enumerate().filter_map(|(class, priority)| {
+            let (sequence, waiting) = self.lines[class].first_key_value().filter(|_| may(priority))?;
             Some(((aged_class(class, now.since(waiting.arrived), aging), *sequence), waiting.id))
         });
         heads.min_by_key(|(key, _)| *key).map(|(_, request)| request)

@@ -22,6 +22,7 @@ pub(super) fn route(digest: Digest) -> Route {
         priority: Priority::Standard,
         max_concurrency: 2,
         critical_reserve: 0,
+        parks: false,
         cold: ColdPolicy::Wait,
         rewarm_seconds: 30.0,
         targets: Targets::default(),
@@ -211,6 +212,29 @@ fn one_permit_stays_for_critical_requests() {
     assert_eq!(bench.finish(5), [critical(6)]);
     assert_eq!(bench.finish(6), [], "the reserve is not for request 4");
     assert_eq!(bench.finish(1), [dispatched(4)]);
+}
+
+#[test]
+fn a_higher_class_is_not_held_up_by_lower_ones_that_can_be_parked() {
+    for parks in [false, true] {
+        let settings = Settings { parks, ..Settings::default() };
+        let mut bench = Bench::with(settings, Route { max_concurrency: 2, parks: true, ..route(MODEL) });
+        let (critical, batch) = (
+            |request| dispatched_to(WORKER, request, Priority::Critical),
+            |request| dispatched_to(WORKER, request, Priority::Batch),
+        );
+        assert_eq!(bench.arrive_as(1, Priority::Batch), [batch(1)]);
+        assert_eq!(bench.arrive_as(2, Priority::Batch), [batch(2)]);
+        assert_eq!(bench.arrive_as(3, Priority::Batch), [place(3, 1)]);
+        let first = if parks { critical(4) } else { place(4, 1) };
+        assert_eq!(bench.arrive_as(4, Priority::Critical), [first]);
+        if parks {
+            assert_eq!(bench.arrive_as(5, Priority::Critical), [critical(5)]);
+            assert_eq!(bench.arrive_as(6, Priority::Critical), [place(6, 1)], "its own class holds it up");
+            assert_eq!(bench.finish(1), [], "four are there and the next one is critical");
+            assert_eq!(bench.finish(4), [critical(6)]);
+        }
+    }
 }
 
 #[test]

@@ -258,7 +258,7 @@ impl JobQueue {
         while !self.draining && self.out < self.settings.running_max {
             let with_room = self.models.values().filter(|model| model.out < self.settings.running_max_per_model);
             let heads = with_room.filter_map(|model| {
-                let id = model.line.next(now, self.settings.aging, false)?;
+                let id = model.line.next(now, self.settings.aging, |_| true)?;
                 let job = self.jobs.get(&id)?;
                 Some((rank(now, job, self.settings.aging), id))
             });

@@ -3,6 +3,7 @@
 use super::{
     Worker,
     model::{Model, Phase, Waiter},
+    park::Parks,
     protocol::{
         Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec,
         PreloadOutcome, Recollection, Rejection,
@@ -49,7 +50,10 @@ impl Worker {
             Event::Exited { digest, generation, exit } => self.exited(now, digest, generation, exit, actions),
             Event::Measured { digest, generation, steady } => self.measured(now, digest, generation, &steady, actions),
             Event::KvPressed { worth } => self.kv_pressed(now, worth, actions),
-            Event::Prepared { request, .. } => self.prepared(request, actions),
+            Event::Prepared { request, prompt_tokens } => self.prepared(request, prompt_tokens, actions),
+            Event::ParkSized { request, bytes } => self.park_sized(now, request, bytes, actions),
+            Event::ParkRefused { request } => self.park_refused(request),
+            Event::Parked { request } => self.has_parked(now, request, actions),
             Event::Progress { digest, generation } => {
                 if let Some(life) = self.life_mut(digest, generation) {
                     life.last_progress = now;
@@ -182,7 +186,7 @@ impl Worker {
         model.last_used = Some(now);
         model.unwanted = false;
         let cold = !matches!(model.phase, Phase::Ready(_));
-        model.enqueue(Waiter { request, class, since: now, cold });
+        model.enqueue(Waiter { request, class, since: now, cold, parked: None, parks: Parks::default() });
         self.requests.insert(request, digest);
         self.waiting_total += 1;
         self.active.insert(digest);
@@ -219,6 +223,7 @@ impl Worker {
             let waiter = model.waiting.remove(place);
             self.requests.remove(&request);
             self.waiting_total -= 1;
+            self.parked.leaves(&waiter);
             if let Some(life) = model.phase.life_mut() {
                 let waited_for_load = waiter.since <= life.since;
                 life.promised = life.promised.saturating_sub(u32::from(waited_for_load));
@@ -357,10 +362,11 @@ impl Worker {
         if let Phase::Unloading { reason: EvictionReason::Memory | EvictionReason::OverBudget, .. } = phase {
             model.evicted_at = Some(now);
         }
-        let lost: Vec<RequestId> = core::mem::take(&mut model.running).into_keys().collect();
+        let lost = core::mem::take(&mut model.running);
         self.threads.leave(digest);
         let message = exit.to_string();
-        for request in lost {
+        for (request, running) in lost {
+            self.parked.gives_up(&running);
             self.requests.remove(&request);
             let rejection = Rejection::EngineLost { message: message.clone(), output_started: false };
             actions.push(Action::Reject { request, rejection });
@@ -442,8 +448,12 @@ impl Worker {
         }
     }
 
-    fn prepared(&mut self, request: RequestId, actions: &mut Vec<Action>) {
-        if self.requests.contains_key(&request) {
+    fn prepared(&mut self, request: RequestId, prompt_tokens: u32, actions: &mut Vec<Action>) {
+        if let Some(digest) = self.requests.get(&request) {
+            let running = self.models.get_mut(digest).and_then(|model| model.running.get_mut(&request));
+            if let Some(running) = running {
+                running.prompt_tokens = prompt_tokens;
+            }
             actions.push(Action::Grant { request });
         }
     }
@@ -453,16 +463,21 @@ impl Worker {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let Some(running) = model.running.remove(&request) else { return };
         self.requests.remove(&request);
+        self.parked.gives_up(&running);
         model.last_used = Some(now);
         if !running.aborted {
             model.backoff.succeeded();
         }
-        if model.running.is_empty() {
-            self.threads.set_busy(digest, false, now);
-            if let Phase::Ready(life) | Phase::Draining(life, _) = &mut model.phase {
-                life.measured_at = now;
-                actions.push(Action::Measure { digest, generation: life.generation });
-            }
+        self.look_if_idle(now, digest, actions);
+    }
+
+    /// An engine whose last request has left steps no more, and is measured.
+    pub(super) fn look_if_idle(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
+        let Some(model) = self.models.get_mut(&digest).filter(|model| model.is_idle()) else { return };
+        self.threads.set_busy(digest, false, now);
+        if let Phase::Ready(life) | Phase::Draining(life, _) = &mut model.phase {
+            life.measured_at = now;
+            actions.push(Action::Measure { digest, generation: life.generation });
         }
     }
 
@@ -486,6 +501,7 @@ impl Worker {
         for waiter in core::mem::take(&mut model.waiting) {
             self.requests.remove(&waiter.request);
             self.waiting_total -= 1;
+            self.parked.leaves(&waiter);
             actions.push(Action::Reject { request: waiter.request, rejection: rejection.clone() });
         }
         if let Some(life) = model.phase.life_mut() {

@@ -25,6 +25,8 @@ pub enum Violation {
     TooManyLoads,
     /// **No more sequences than the engine has.**
     TooManyRunning(Digest),
+    /// **Parking is bounded**: requests, bytes and times; and the sums are right.
+    ParkedTooMuch,
     /// **No more threads than cores.**
     TooManyThreads,
     /// **Work is started**: nobody waits at a ready model with a free sequence.
@@ -46,6 +48,9 @@ impl Worker {
         let loads = self.models.values().filter(|model| model.phase.is_loading()).count();
         if loads > self.settings.concurrent_loads_max as usize {
             return Err(Violation::TooManyLoads);
+        }
+        if !self.parking_is_sound() {
+            return Err(Violation::ParkedTooMuch);
         }
         if !self.threads.within_cores() {
             return Err(Violation::TooManyThreads);

@@ -7,6 +7,7 @@
 mod events;
 mod invariants;
 mod model;
+mod park;
 mod plan;
 mod preload;
 mod protocol;
@@ -19,7 +20,7 @@ mod view;
 pub use invariants::Violation;
 pub use protocol::{
     Action, CancelCause, Event, EvictionReason, Exit, Fact, Generation, LedgerLine, LoadError, LoadTimings, ModelSpec,
-    ModelState, PreloadOutcome, Recollection, Rejection, Settings, StartKind,
+    ModelState, ParkingLimits, PreloadOutcome, Recollection, Rejection, Settings, StartKind,
 };
 pub use view::PoolMemory;
 
@@ -51,6 +52,7 @@ pub struct Worker {
     threads: ThreadLeases,
     draining: bool,
     agenda: preload::Agenda,
+    parked: park::Parked,
     /// When the last event came.
     now: Instant,
 }
@@ -84,6 +86,7 @@ impl Worker {
             threads,
             draining: false,
             agenda: preload::Agenda::default(),
+            parked: park::Parked::default(),
             now,
         }
     }
@@ -104,6 +107,7 @@ impl Worker {
         }
         self.preload_due(now, actions);
         self.serve_ready(now, actions);
+        self.park_for_waiting(now, actions);
         self.tell_states(now, actions);
     }
 

@@ -1,6 +1,9 @@
 //! One model on this worker: its life cycle, its callers, its memory of failures.
 
-use super::protocol::{EvictionReason, Generation, ModelSpec, ModelState};
+use super::{
+    park::{Parking, Parks},
+    protocol::{EvictionReason, Generation, ModelSpec, ModelState},
+};
 use crate::{
     Bytes,
     forecast::Forecast,
@@ -18,6 +21,9 @@ pub(super) struct Waiter {
     pub(super) since: Instant,
     /// The model was not ready when it came.
     pub(super) cold: bool,
+    /// It ran already, and left so many bytes.
+    pub(super) parked: Option<Bytes>,
+    pub(super) parks: Parks,
 }
 
 /// A request that runs.
@@ -25,6 +31,11 @@ pub(super) struct Waiter {
 pub(super) struct Running {
     /// The engine was told to end it.
     pub(super) aborted: bool,
+    pub(super) class: Priority,
+    /// Tokens of its prompt, once known.
+    pub(super) prompt_tokens: u32,
+    pub(super) parking: Parking,
+    pub(super) parks: Parks,
 }
 
 /// One life of an engine for this model, from the reservation of its memory to the end of its process.
@@ -223,6 +234,12 @@ impl Model {
     /// Joins the queue behind its own class.
     pub(super) fn enqueue(&mut self, waiter: Waiter) {
         let place = self.waiting.partition_point(|other| other.class <= waiter.class);
+        self.waiting.insert(place, waiter);
+    }
+
+    /// Takes its place in front of its own class: it ran before those that wait there.
+    pub(super) fn enqueue_first(&mut self, waiter: Waiter) {
+        let place = self.waiting.partition_point(|other| other.class < waiter.class);
         self.waiting.insert(place, waiter);
     }
 

@@ -26,6 +26,8 @@ const RESIDENCY_PER_REWARM: f64 = 4.0;
 pub(super) enum Reach {
     /// Models nobody is using.
     Idle,
+    /// Also models whose requests all give way to one of this class: they are parked.
+    Yielding(Priority),
     /// Also models in use, which are drained first.
     InUse,
 }
@@ -63,6 +65,7 @@ impl Worker {
                         claims.push(self.claim(digest, pool, &footprint, &placement.accelerators));
                     }
                 }
+                None if self.waits_for_parked(digest) => self.refuse_parked_in_vain(digest, actions),
                 None => claims.push(self.claim(digest, pool, &footprint, &[])),
             }
         }
@@ -83,7 +86,7 @@ impl Worker {
     /// Due models in the order in which they are served: those asked for by class, then by when their load must
     /// begin, then longest waiting; then what was
     /// here before a restart; of equals the one that is worth most, then by identity.
-    fn due_models(&self, now: Instant) -> Vec<Digest> {
+    pub(super) fn due_models(&self, now: Instant) -> Vec<Digest> {
         let mut due: Vec<_> = self
             .active
             .iter()
@@ -116,9 +119,10 @@ impl Worker {
         claims: &[(PoolName, Held)],
     ) -> Option<(Placement, Reach)> {
         let capacity = &self.pools.get(pool)?.capacity;
-        let artifact = self.models.get(&newcomer)?.spec.artifact;
-        [Reach::Idle, Reach::InUse].into_iter().find_map(|reach| {
-            let class = self.models.get(&newcomer).map_or(Priority::Batch, Model::class);
+        let model = self.models.get(&newcomer)?;
+        let (artifact, class) = (model.spec.artifact, model.class());
+        let caller = model.waiting.first().map(|waiter| Reach::Yielding(waiter.class));
+        [Some(Reach::Idle), caller, Some(Reach::InUse)].into_iter().flatten().find_map(|reach| {
             let mut held = self.held_in(now, pool, class, reach);
             held.extend(claims.iter().filter(|(other, _)| other == pool).map(|(_, claim)| claim.clone()));
             let problem = Problem { capacity, held: &held, footprint, artifact };
@@ -137,6 +141,7 @@ impl Worker {
                 charge: life.charge.clone(),
                 standing: self.standing(now, model, life, class, reach),
             })
+            .chain(self.parked_in(pool))
             .collect()
     }
 
@@ -146,15 +151,17 @@ impl Worker {
             return Standing::Leaving;
         }
         let ready = matches!(model.phase, Phase::Ready(_));
-        let displaceable = ready && self.may_be_displaced(now, model, life, class);
-        let reachable = model.is_idle() && model.waiting.is_empty() || reach == Reach::InUse;
+        let yields = matches!(reach, Reach::Yielding(caller) if self.yields(model, caller));
+        let displaceable = ready && self.may_be_displaced(now, model, life, class, yields);
+        let reachable = model.is_idle() && model.waiting.is_empty() || yields || reach == Reach::InUse;
         if displaceable && reachable { Standing::Evictable { loss: self.loss(now, model) } } else { Standing::Fixed }
     }
 
-    /// Pins, promises to callers who waited, minimum residency and classes bound the rule of worth.
-    fn may_be_displaced(&self, now: Instant, model: &Model, life: &Life, class: Priority) -> bool {
+    /// Pins, promises to callers who waited, minimum residency and classes bound the rule of worth. What yields does so
+    /// at any time: how often is bounded otherwise.
+    fn may_be_displaced(&self, now: Instant, model: &Model, life: &Life, class: Priority, yields: bool) -> bool {
         let pinned = model.spec.pin && !model.unwanted;
-        let protected = life.protected_until > now || life.promised > 0;
+        let protected = (life.protected_until > now && !yields) || life.promised > 0;
         let outranks = model.spec.priority < class
             && model.last_used.unwrap_or(life.since) + self.settings.priority_protection > now;
         !pinned && !protected && !outranks && !self.has_successor_on_its_way(model.spec.digest)
@@ -184,7 +191,7 @@ impl Worker {
             let idle = self.models.get(victim).is_some_and(|model| model.is_idle() && model.waiting.is_empty());
             if idle {
                 self.stop(now, *victim, EvictionReason::Memory, actions);
-            } else if reach == Reach::InUse {
+            } else if reach != Reach::Idle {
                 self.begin_drain(now, *victim, EvictionReason::Memory, actions);
             }
         }
@@ -260,8 +267,13 @@ impl Worker {
         if let Some(rejection) = self.too_large_alone(model) {
             return Some(rejection);
         }
-        let pinned: Vec<Held> = self
-            .active
+        let retry_after = self.settings.backoff_max;
+        (!self.fits_beside(model, &self.pinned_beside(model))).then_some(Rejection::NoMemory { retry_after })
+    }
+
+    /// What stays in a model's pool whatever happens.
+    pub(super) fn pinned_beside(&self, model: &Model) -> Vec<Held> {
+        self.active
             .iter()
             .filter_map(|digest| self.models.get(digest))
             .filter(|other| other.spec.digest != model.spec.digest && other.spec.pin && !other.unwanted)
@@ -272,9 +284,7 @@ impl Worker {
                 charge: life.charge.clone(),
                 standing: Standing::Fixed,
             })
-            .collect();
-        let retry_after = self.settings.backoff_max;
-        (!self.fits_beside(model, &pinned)).then_some(Rejection::NoMemory { retry_after })
+            .collect()
     }
 
     /// Why a model does not fit its pool even alone, if so.
@@ -283,7 +293,7 @@ impl Worker {
         (!self.fits_beside(model, &[])).then(|| too_large(&self.peak_to_plan(model), &pool.capacity))
     }
 
-    fn fits_beside(&self, model: &Model, held: &[Held]) -> bool {
+    pub(super) fn fits_beside(&self, model: &Model, held: &[Held]) -> bool {
         let Some(pool) = self.pools.get(&model.spec.pool) else { return false };
         let (footprint, artifact) = (self.peak_to_plan(model), model.spec.artifact);
         place(&Problem { capacity: &pool.capacity, held, footprint: &footprint, artifact }).is_some()
@@ -339,7 +349,8 @@ impl Worker {
             .filter(|life| life.pool == *pool)
             .map(|life| &life.charge);
         let capacity = self.pools.get(pool).map(|pool| pool.capacity.clone()).unwrap_or_default();
-        held_bytes(staying.chain(more)).saturating_sub(&capacity)
+        let parked = self.parked_in(pool).map(|held| held.charge);
+        held_bytes(staying.chain(more).chain(&parked)).saturating_sub(&capacity)
     }
 
     /// A model turned out larger than thought: the deficit leaves, cheapest first, never the one just loaded.

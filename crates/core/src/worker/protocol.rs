@@ -170,6 +170,12 @@ pub enum Event {
     Prepared { request: RequestId, prompt_tokens: u32 },
     /// Cached KV of this worth, in seconds saved per second and byte, leaves host memory for want of room.
     KvPressed { worth: f64 },
+    /// An engine has stopped computing a request that is to be parked: its state takes so many bytes.
+    ParkSized { request: RequestId, bytes: Bytes },
+    /// A request cannot be parked. It runs on.
+    ParkRefused { request: RequestId },
+    /// A request has left its engine, with all it takes to go on.
+    Parked { request: RequestId },
     /// The engine made a step.
     Progress { digest: Digest, generation: Generation },
     /// A request has ended, well or not; its slot is free.
@@ -306,6 +312,10 @@ pub enum Fact {
     Grown { digest: Digest, peak: Footprint, steady: Footprint },
     /// It is known what a load was good for that began before anybody asked.
     Preloaded { digest: Digest, outcome: PreloadOutcome },
+    /// A request that ran gave way to one of a higher class.
+    Parked { digest: Digest, bytes: Bytes },
+    /// A parked request goes on.
+    Resumed { digest: Digest, parked: Duration },
     /// A model's state changed, for routers and for `warmset model list`.
     StateChanged { digest: Digest, state: ModelState },
 }
@@ -323,6 +333,8 @@ impl Fact {
             | Self::SizeCorrected { digest, .. }
             | Self::Grown { digest, .. }
             | Self::Preloaded { digest, .. }
+            | Self::Parked { digest, .. }
+            | Self::Resumed { digest, .. }
             | Self::StateChanged { digest, .. } => Some(*digest),
             Self::ThrashAlarm { .. } => None,
         }
@@ -371,12 +383,18 @@ pub enum Action {
     Stop { digest: Digest, generation: Generation },
     /// Kill the engine's process; report `Exited`.
     Kill { digest: Digest, generation: Generation },
-    /// Give a request to a ready engine.
+    /// Give a request to a ready engine, which goes on with it if it was parked.
     Start { request: RequestId, digest: Digest, generation: Generation, start: StartKind },
     /// Tell the engine where the KV of a prompt comes from.
     Grant { request: RequestId },
     /// Tell the engine to end a request; report `Finished`.
     Abort { request: RequestId, digest: Digest, generation: Generation },
+    /// Have a request stopped at the next step; report `ParkSized` or `ParkRefused`.
+    Park { request: RequestId, digest: Digest, generation: Generation },
+    /// Take a stopped request out of its engine, into so many bytes of the server; report `Parked` or `ParkRefused`.
+    ParkTake { request: RequestId, digest: Digest, generation: Generation, bytes: Bytes },
+    /// Let a stopped request run on.
+    ParkStop { request: RequestId, digest: Digest, generation: Generation },
     /// Answer a request with a refusal.
     Reject { request: RequestId, rejection: Rejection },
     /// Tell the engine how many threads to step with; report `ThreadsHeld`.
@@ -428,6 +446,33 @@ pub struct Settings {
     pub thrash_threshold: f64,
     /// Which parts of the forecast are used.
     pub forecast: forecast::Parts,
+    /// How far requests give way that run already.
+    pub parking: ParkingLimits,
+}
+
+/// How far requests give way that run already. What does not fit within runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkingLimits {
+    /// Requests parked at the same time; 0 parks none.
+    pub requests_max: u32,
+    /// Bytes of host memory that their states take together.
+    pub bytes_max: Bytes,
+    /// How often one request is parked.
+    pub times_max: u32,
+    /// How long one request is parked, all times together. From then on it waits like a critical one, and is not parked
+    /// again.
+    pub time_max: Duration,
+}
+
+impl ParkingLimits {
+    /// Requests that run are left alone.
+    pub const OFF: Self = Self { requests_max: 0, bytes_max: 0, times_max: 0, time_max: Duration::ZERO };
+}
+
+impl Default for ParkingLimits {
+    fn default() -> Self {
+        Self { requests_max: 64, bytes_max: 2 << 30, times_max: 4, time_max: Duration::from_secs(60) }
+    }
 }
 
 /// One line of the ledger: who holds which bytes.
@@ -447,8 +492,10 @@ pub struct LedgerLine {
     pub shared_host_bytes: Bytes,
     /// Requests running on it.
     pub in_flight: u32,
-    /// Requests waiting for it.
+    /// Requests waiting for it, those included that were parked.
     pub waiting: u32,
+    /// Requests that ran on it and gave way.
+    pub parked: u32,
     /// What dropping it would lose, in seconds of rewarming per second and byte.
     pub worth: f64,
     /// Requests per second, decayed.

@@ -3,6 +3,7 @@
 use super::{
     Worker,
     model::{Life, Phase, Running},
+    park::Parking,
     protocol::{Action, EvictionReason, Fact, PreloadOutcome, StartKind},
 };
 use crate::{ids::Digest, time::Instant};
@@ -35,7 +36,13 @@ impl Worker {
                 life.last_progress = now;
                 self.threads.set_busy(digest, true, now);
             }
-            model.running.insert(waiter.request, Running { aborted: false });
+            let parks = self.parked.resumes(now, &waiter);
+            if waiter.parked.is_some() {
+                starts.push(Action::Tell(Fact::Resumed { digest, parked: now.since(waiter.since) }));
+            }
+            let running =
+                Running { aborted: false, class: waiter.class, prompt_tokens: 0, parking: Parking::No, parks };
+            model.running.insert(waiter.request, running);
             self.waiting_total -= 1;
             let start = if waiter.cold { StartKind::Cold } else { StartKind::Warm };
             starts.push(Action::Start { request: waiter.request, digest, generation, start });

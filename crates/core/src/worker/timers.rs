@@ -34,6 +34,7 @@ impl Worker {
                 self.apply(now, digest, expiry, actions);
             }
         }
+        self.end_waiting_of_parked(now);
         let (window, threshold) = (self.settings.thrash_window, self.settings.thrash_threshold);
         for (name, pool) in &mut self.pools {
             let ratio = pool.thrash.ratio(now, window);
@@ -116,7 +117,12 @@ impl Worker {
         let active = self.active.iter().filter_map(|digest| self.models.get(digest));
         let own = active.clone().flat_map(|model| self.expiries(model).into_iter().flatten().map(|(at, _)| at));
         let pauses = active.clone().filter_map(|model| model.backoff.until().filter(|_| model.phase == Phase::Absent));
-        let all = own.chain(pauses).chain(self.next_look()).chain(self.protections()).chain(self.threads.next_timer());
+        let all = own
+            .chain(pauses)
+            .chain(self.next_look())
+            .chain(self.protections())
+            .chain(self.threads.next_timer())
+            .chain(self.parked_too_long());
         // What has already passed was acted on, or waits for something else than time.
         all.filter(|at| *at > self.now).min()
     }

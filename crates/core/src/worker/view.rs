@@ -29,6 +29,8 @@ pub struct PoolMemory {
     pub resident: MemoryVector,
     /// Models whose process is ending.
     pub unloading: MemoryVector,
+    /// States of requests that gave way.
+    pub parked: MemoryVector,
     /// What is left.
     pub free: MemoryVector,
     /// Share of time spent reloading what was recently evicted.
@@ -79,6 +81,7 @@ impl Worker {
             shared_host_bytes,
             in_flight: model.in_flight(),
             waiting: u32::try_from(model.waiting.len()).unwrap_or(u32::MAX),
+            parked: model.parked(),
             demand_per_second: model.demand.per_second_at(now, half_life),
             last_used: model.last_used,
             measured: model.spec.measured,
@@ -99,9 +102,11 @@ impl Worker {
         let resident = sum(&[serving]);
         let kept = sum(&[serving, leaving]);
         let all = sum(&[serving, leaving, Phase::is_loading]);
+        let parked = self.parked_in(name).map(|held| held.charge.private).unwrap_or_default();
         Some(PoolMemory {
             pool: name.clone(),
-            free: pool.capacity.saturating_sub(&all),
+            free: pool.capacity.saturating_sub(&all).saturating_sub(&parked),
+            parked,
             loading: all.saturating_sub(&kept),
             unloading: kept.saturating_sub(&resident),
             resident,
@@ -127,7 +132,8 @@ impl Worker {
 
     /// Bytes held in a pool right now, whatever their state.
     pub(super) fn held_in_pool(&self, pool: &PoolName) -> MemoryVector {
-        held_bytes(self.charges_in(pool, &[|phase| *phase != Phase::Absent]))
+        let parked = self.parked_in(pool).map(|held| held.charge);
+        held_bytes(self.charges_in(pool, &[|phase| *phase != Phase::Absent]).chain(&parked))
     }
 
     /// How long the longest waiting caller of a model that is not ready has waited.

@@ -12,8 +12,8 @@ use warmset_core::{
     forecast::Parts,
     targets::Targets,
     worker::{
-        Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState, Rejection,
-        Settings, StartKind, Worker,
+        Action, CancelCause, Event, Exit, Fact, Generation, LoadError, LoadTimings, ModelSpec, ModelState,
+        ParkingLimits, Rejection, Settings, StartKind, Worker,
     },
 };
 
@@ -79,6 +79,7 @@ pub fn settings() -> Settings {
         thrash_window: Duration::from_secs(60),
         thrash_threshold: 0.1,
         forecast: Parts::ALL,
+        parking: ParkingLimits { requests_max: 8, bytes_max: 30, times_max: 3, time_max: Duration::from_secs(20) },
     }
 }
 
@@ -118,6 +119,8 @@ pub struct Behaviour {
     pub hang_at_request: Option<u32>,
     pub load_never_ends: bool,
     pub ignores_stop: bool,
+    /// Bytes of a request that is parked; none where none can be.
+    pub parked_bytes: Option<Bytes>,
 }
 
 impl Behaviour {
@@ -133,6 +136,7 @@ impl Behaviour {
             hang_at_request: None,
             load_never_ends: false,
             ignores_stop: false,
+            parked_bytes: Some(1),
         }
     }
 }
@@ -185,6 +189,9 @@ pub struct World {
     requests: BTreeMap<RequestId, Digest>,
     started: BTreeMap<Digest, u32>,
     cancelled: BTreeSet<RequestId>,
+    /// When a request that runs will end, and what is left of one that is stopped or parked.
+    ends: BTreeMap<RequestId, (Instant, u64)>,
+    left: BTreeMap<RequestId, Duration>,
     sequence: u64,
     last_request: u64,
 }
@@ -205,6 +212,8 @@ impl World {
             requests: BTreeMap::new(),
             started: BTreeMap::new(),
             cancelled: BTreeSet::new(),
+            ends: BTreeMap::new(),
+            left: BTreeMap::new(),
             sequence: 0,
             last_request: 0,
         }
@@ -252,6 +261,12 @@ impl World {
 
     /// Gives the machine one event, checks it, and does what it asks.
     pub fn feed(&mut self, event: Event) {
+        if let Event::Parked { request } = &event {
+            self.live.remove(request);
+            for process in self.processes.values_mut() {
+                process.running.remove(request);
+            }
+        }
         if let Event::Finished { request } = &event
             && self.live.remove(request)
         {
@@ -333,6 +348,9 @@ impl World {
                     self.later(Duration::from_millis(5), Event::Finished { request });
                 }
             }
+            Action::Park { request, digest, generation } => self.stop_request(request, digest, generation),
+            Action::ParkTake { request, .. } => self.later(Duration::from_millis(3), Event::Parked { request }),
+            Action::ParkStop { request, digest, generation } => self.run_on(request, digest, generation),
             Action::Reject { request, rejection } => {
                 self.live.remove(&request);
                 self.notes.push(Note::Rejected(request, rejection.clone()));
@@ -395,11 +413,48 @@ impl World {
         } else if behaviour.hang_at_request == Some(number) {
             process.hung = true;
         } else {
-            self.later(behaviour.run, Event::Finished { request });
-            self.later(behaviour.run / 2, Event::Progress { digest, generation });
+            let run = self.left.remove(&request).unwrap_or(behaviour.run);
+            self.end_after(request, start, run);
+            self.later(run / 2, Event::Progress { digest, generation });
             self.sequence += 1;
-            self.queue.insert((self.now + behaviour.run, self.sequence), Event::Prepared { request, prompt_tokens: 1 });
-            self.note_finish(request, start, behaviour.run);
+            self.queue.insert((self.now + run, self.sequence), Event::Prepared { request, prompt_tokens: 1 });
+        }
+    }
+
+    /// A running request ends after so long, unless something comes between.
+    fn end_after(&mut self, request: RequestId, start: StartKind, run: Duration) {
+        self.later(run, Event::Finished { request });
+        self.ends.insert(request, (self.now + run, self.sequence));
+        self.note_finish(request, start, run);
+    }
+
+    /// A running request is stopped, or says that it cannot be.
+    fn stop_request(&mut self, request: RequestId, digest: Digest, generation: Generation) {
+        let bytes = self.behaviours[&digest].parked_bytes;
+        let stuck = self.processes.get(&generation).is_none_or(|process| process.hung);
+        if stuck {
+            return;
+        }
+        let key = self.ends.get(&request).copied().filter(|key| self.queue.contains_key(key));
+        match key.zip(bytes) {
+            Some((key, bytes)) => {
+                self.queue.remove(&key);
+                self.left.insert(request, key.0.since(self.now));
+                if matches!(self.answers.get(&request), Some(Answer::Finished { .. })) {
+                    self.answers.remove(&request);
+                }
+                self.later(Duration::from_millis(2), Event::ParkSized { request, bytes });
+            }
+            None => self.later(Duration::from_millis(2), Event::ParkRefused { request }),
+        }
+    }
+
+    /// A stopped request runs on, on the engine it is on.
+    fn run_on(&mut self, request: RequestId, digest: Digest, generation: Generation) {
+        let running = self.processes.get(&generation).and_then(|process| process.running.get(&request)).copied();
+        if let (Some(start), Some(left)) = (running, self.left.remove(&request)) {
+            self.end_after(request, start, left);
+            self.later(left / 2, Event::Progress { digest, generation });
         }
     }
 

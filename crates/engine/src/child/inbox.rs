@@ -8,8 +8,10 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
 };
 
-/// The most descriptors that come with one message, and that are kept until a message asks for them.
+/// The most descriptors that come with one message.
 pub(crate) const DESCRIPTORS_MAX: usize = 2;
+/// The most that are kept until a message asks for them: those of the next message may come before it is read.
+const DESCRIPTORS_KEPT_MAX: usize = 2 * DESCRIPTORS_MAX;
 
 /// A socket whose descriptors are kept beside the bytes.
 pub(super) struct Inbox {
@@ -22,9 +24,9 @@ impl Inbox {
         Self { socket, descriptors: VecDeque::new() }
     }
 
-    /// The descriptors that came so far, in order.
-    pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
-        self.descriptors.drain(..).collect()
+    /// The next descriptors, in the order in which they came; fewer if no more have come.
+    pub(super) fn take_descriptors(&mut self, count: usize) -> Vec<OwnedFd> {
+        self.descriptors.drain(..count.min(self.descriptors.len())).collect()
     }
 }
 
@@ -42,7 +44,7 @@ impl Read for Inbox {
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 // Those beyond the limit close here.
-                let room = DESCRIPTORS_MAX - self.descriptors.len();
+                let room = DESCRIPTORS_KEPT_MAX - self.descriptors.len();
                 self.descriptors.extend(descriptors.take(room));
             }
         }
@@ -66,12 +68,12 @@ mod tests {
         let (one, other) = std::io::pipe().unwrap();
         assert_eq!(send_with_descriptors(ours.as_fd(), b"ab", &[one.as_fd(), other.as_fd()]).unwrap(), 2);
         assert_eq!(send_with_descriptors(ours.as_fd(), b"c", &[]).unwrap(), 1);
-        assert!(inbox.take_descriptors().is_empty());
+        assert!(inbox.take_descriptors(2).is_empty());
         let mut bytes = [0; 3];
         inbox.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"abc");
         drop((one, other));
-        let mut kept = inbox.take_descriptors();
+        let mut kept = inbox.take_descriptors(2);
         assert_eq!(kept.len(), 2);
         let mut writer = std::io::PipeWriter::from(kept.remove(1));
         std::io::Write::write_all(&mut writer, b"x").unwrap();
@@ -86,10 +88,10 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut inbox = Inbox::new(theirs);
         let (one, _other) = std::io::pipe().unwrap();
-        for _ in 0..3 {
+        for _ in 0..=DESCRIPTORS_KEPT_MAX {
             send_with_descriptors(ours.as_fd(), b"a", &[one.as_fd()]).unwrap();
             inbox.read_exact(&mut [0]).unwrap();
         }
-        assert_eq!(inbox.take_descriptors().len(), DESCRIPTORS_MAX);
+        assert_eq!(inbox.take_descriptors(usize::MAX).len(), DESCRIPTORS_KEPT_MAX);
     }
 }

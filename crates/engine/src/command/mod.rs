@@ -244,12 +244,20 @@ impl Host {
             // The server has threads of its own: what the worker leases it cannot be given or taken.
             ToEngine::SetThreads { threads } => self.desk.tell(FromEngine::ThreadsHeld { threads }),
             ToEngine::Load(_) | ToEngine::Stop => {}
+            // What the server computes stays with it.
+            ToEngine::Park { request } | ToEngine::ParkTake { request, .. } => {
+                self.desk.tell(FromEngine::ParkRefused { request });
+            }
+            ToEngine::Resume { request, .. } => {
+                self.desk.tell(crate::kv::not_resumed(request, "a command never parks"));
+            }
             // The server keeps KV by itself.
             ToEngine::Grant { .. }
             | ToEngine::KvOpen(_)
             | ToEngine::SaveGo { .. }
             | ToEngine::SaveSkip { .. }
-            | ToEngine::SaveEnd { .. } => {}
+            | ToEngine::SaveEnd { .. }
+            | ToEngine::ParkStop { .. } => {}
         }
     }
 

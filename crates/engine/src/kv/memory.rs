@@ -13,7 +13,7 @@ const KEPT_BYTES: usize = 16 << 20;
 
 /// A part of the address space that is this value's own.
 #[derive(Debug)]
-struct Mapping {
+pub(super) struct Mapping {
     pointer: NonNull<u8>,
     bytes: usize,
 }
@@ -23,7 +23,7 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps the first `bytes` of a file.
-    fn of_file(file: impl AsFd, bytes: u64, protection: ProtFlags) -> Result<Self, String> {
+    pub(super) fn of_file(file: impl AsFd, bytes: u64, protection: ProtFlags) -> Result<Self, String> {
         let length = rustix::fs::fstat(&file).map_err(|error| error.to_string())?.st_size;
         if u64::try_from(length).unwrap_or(0) < bytes {
             return Err(format!("it has {length} bytes, {bytes} are needed"));
@@ -52,15 +52,16 @@ impl Mapping {
         Ok(Self { pointer, bytes })
     }
 
-    fn get(&self) -> &[u8] {
+    pub(super) fn get(&self) -> &[u8] {
         // SAFETY: the range is mapped and readable as long as `self` lives. What another process writes into it
         // meanwhile it writes, by the protocol, outside of the parts that are read here: slots are pinned from the
-        // grant to `Restored`, and the worker only reads the staging area.
+        // grant to `Restored`, the worker only reads the staging area, and nobody has the memory of a parked request
+        // at the same time as another.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.bytes) }
     }
 
     /// Only for mappings that were made with the right to write.
-    fn get_mut(&mut self) -> &mut [u8] {
+    pub(super) fn get_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; writable by the constructors of all callers, and `&mut self` is the only way to write.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.bytes) }
     }

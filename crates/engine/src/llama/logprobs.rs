@@ -5,9 +5,10 @@ use super::{
     text::TextFilter,
 };
 use crate::protocol::TokenLogprob;
+use serde::{Deserialize, Serialize};
 
 /// Tokens of one choice whose text is still held back.
-#[derive(Default)]
+#[derive(Default, Clone, Serialize, Deserialize)]
 pub(super) struct PendingLogprobs {
     tokens: Vec<TokenLogprob>,
     /// Bytes of the choice's text before the first of them.

@@ -16,7 +16,7 @@ mod sys;
 mod text;
 
 use crate::{
-    kv::KvMemory,
+    kv::{KvMemory, ParkedMemory},
     port::{Engine, LoadFailure, Report},
     protocol::{FromEngine, KvOpen, LoadRequest, LoadedInfo, ToEngine},
 };
@@ -153,7 +153,26 @@ impl Engine for LlamaEngine {
             ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
                 self.generations.answer_save(loaded, &message, report);
             }
-            ToEngine::KvOpen(_) | ToEngine::Load(_) | ToEngine::Stop => {}
+            ToEngine::Park { request } => self.generations.stop(loaded, request, report),
+            ToEngine::ParkStop { request } => self.generations.run_on(request),
+            ToEngine::KvOpen(_)
+            | ToEngine::Load(_)
+            | ToEngine::ParkTake { .. }
+            | ToEngine::Resume { .. }
+            | ToEngine::Stop => {}
+        }
+    }
+
+    fn park(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>) {
+        if let Some(loaded) = &mut self.loaded {
+            self.generations.leave(loaded, request, memory, report);
+        }
+    }
+
+    fn resume(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>) {
+        let Some(loaded) = &self.loaded else { return };
+        if let Some(job) = self.generations.resume(loaded, request, memory, report) {
+            self.handle(ToEngine::Generate { request, job }, report);
         }
     }
 

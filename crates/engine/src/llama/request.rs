@@ -53,6 +53,8 @@ pub(super) struct Generation {
     /// Keys of its full blocks, if there is a tier for them.
     pub(super) keys: Vec<BlockKey>,
     pub(super) granted: bool,
+    /// It is to leave: it does not begin here.
+    pub(super) stopped: bool,
     /// Granted blocks, until the worker is told what became of them.
     pub(super) blocks: Option<GrantedBlocks>,
     /// Blocks from the first on that the tier has.
@@ -105,14 +107,41 @@ impl Generation {
         let constraint = constraint(loaded, &job.output)?;
         let prompt = tokenize(loaded, &job)?;
         check_length(prompt.len(), loaded.info.context_tokens)?;
+        let seed = job.sampling.seed.unwrap_or_else(draw_seed);
+        let clock = Clock { received, prefill_begin: None, first_token: None, last_token: None };
+        Ok(Self::of(request, job, (prompt, seed), constraint, clock))
+    }
+
+    /// A job whose prompt is tokenised already: it goes on from where another engine stopped.
+    pub(super) fn resumed(
+        loaded: &Loaded,
+        request: u64,
+        job: Box<GenerateJob>,
+        (prompt, seed): (Vec<Token>, u64),
+        clock: Clock,
+    ) -> Result<Self, Refusal> {
+        check(&job, loaded)?;
+        check_length(prompt.len(), loaded.info.context_tokens)?;
+        let constraint = constraint(loaded, &job.output)?;
+        Ok(Self::of(request, job, (prompt, seed), constraint, clock))
+    }
+
+    fn of(
+        request: u64,
+        job: Box<GenerateJob>,
+        (prompt, seed): (Vec<Token>, u64),
+        constraint: Option<Constraint>,
+        clock: Clock,
+    ) -> Self {
         let choices = job.choices as usize;
-        Ok(Self {
+        Self {
             request,
-            seed: job.sampling.seed.unwrap_or_else(draw_seed),
+            seed,
             job,
             prompt,
             keys: Vec::new(),
             granted: false,
+            stopped: false,
             blocks: None,
             known_blocks: 0,
             cached_tokens: 0,
@@ -123,12 +152,12 @@ impl Generation {
             first_logits: None,
             constraint,
             refusal: None,
-            clock: Clock { received, prefill_begin: None, first_token: None, last_token: None },
-        })
+            clock,
+        }
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.granted && self.choices_started < self.job.choices
+        self.granted && !self.stopped && self.choices_started < self.job.choices
     }
 
     /// The prompt as blocks are named after it.

@@ -90,7 +90,31 @@ impl Sampler {
     }
 }
 
+impl Sampler {
+    /// Takes a token that was picked by a sampler like this one, as if it had been picked here.
+    pub(super) fn replay(&mut self, token: Token) {
+        if let Self::Chain(chain) = self {
+            chain.replay(token);
+        }
+    }
+}
+
 impl Chain {
+    /// Each token was one draw, whatever was drawn from: the last sampler draws once more, and all take the token.
+    fn replay(&mut self, token: Token) {
+        let mut only = c::llama_token_data { id: token, logit: 0.0, p: 0.0 };
+        let mut array = c::llama_token_data_array { data: &raw mut only, size: 1, selected: -1, sorted: false };
+        // SAFETY: the chain is valid and owns its last sampler; the array is valid for its size and outlives the calls.
+        unsafe {
+            let last = c::llama_sampler_chain_n(self.chain.as_ptr()) - 1;
+            let draw = c::llama_sampler_chain_get(self.chain.as_ptr(), last);
+            if !draw.is_null() {
+                c::llama_sampler_apply(draw, &raw mut array);
+            }
+            c::llama_sampler_accept(self.chain.as_ptr(), token);
+        }
+    }
+
     /// # Safety
     /// `sampler` is a sampler that nobody else owns.
     unsafe fn add(&self, sampler: *mut c::llama_sampler) {

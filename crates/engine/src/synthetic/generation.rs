@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     calls::{CallParser, may_call},
+    kv::{Ages, Parts},
     port::Report,
     protocol::{FinishReason, FromEngine, GenerateJob, Timings, Usage},
 };
@@ -32,10 +33,12 @@ struct Sequence {
 }
 
 /// One generation.
-#[derive(Debug)]
 pub(super) struct Generation {
     pub(super) request: u64,
+    pub(super) job: GenerateJob,
     pub(super) granted: bool,
+    /// What it leaves behind; while there is any, nothing of it is computed.
+    pub(super) leaving: Option<Parts<Vec<u8>>>,
     pub(super) prefill_left: u32,
     pub(super) prefix: Prefix,
     prompt_tokens: u32,
@@ -55,7 +58,7 @@ pub(super) struct Generation {
 impl Generation {
     pub(super) fn new(
         request: u64,
-        job: &GenerateJob,
+        job: GenerateJob,
         (prompt, tokens): (&[u8], Vec<u32>),
         context_tokens: u32,
         script: Option<Vec<String>>,
@@ -84,6 +87,7 @@ impl Generation {
         Self {
             request,
             granted: false,
+            leaving: None,
             prefill_left: prompt_tokens,
             prefix: Prefix { tokens, domain: job.kv_domain, ..Prefix::default() },
             prompt_tokens,
@@ -91,12 +95,49 @@ impl Generation {
             stream: job.stream,
             logprobs: job.output.logprobs,
             script,
+            job,
             sequences,
             received: Instant::now(),
             first_token: None,
             last_token: None,
             prefill: Duration::ZERO,
         }
+    }
+
+    /// Whether steps do something for it.
+    pub(super) fn is_computed(&self) -> bool {
+        self.granted && self.leaving.is_none()
+    }
+
+    /// When it came, and its first and last token.
+    pub(super) fn ages(&self) -> Ages {
+        Ages::of([Some(self.received), self.first_token, self.last_token, None])
+    }
+
+    /// Brings it to where it was after so many tokens; what it told then is not told again.
+    pub(super) fn replay(&mut self, generated: u32, prefill_seconds: f64, ages: Ages) {
+        for _ in 0..generated {
+            self.decode(1, &mut |_| {});
+        }
+        let [received, first_token, last_token, _] = ages.moments();
+        self.received = received.unwrap_or(self.received);
+        (self.first_token, self.last_token) = (first_token, last_token);
+        self.prefill = Duration::try_from_secs_f64(prefill_seconds).unwrap_or_default();
+    }
+
+    /// Seconds that its prompt took so far.
+    pub(super) fn prefill_seconds(&self) -> f64 {
+        self.prefill.as_secs_f64()
+    }
+
+    /// Tokens of its prompt.
+    pub(super) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Choices that were asked for.
+    pub(super) fn choices(&self) -> usize {
+        self.sequences.len()
     }
 
     /// Tokens of its longest choice.
@@ -112,6 +153,12 @@ impl Generation {
             None => text::piece(first.text_seed, index),
         });
         words.map(|word| token(word.trim())).collect()
+    }
+
+    /// Tokens whose state there is: of the prompt, then generated ones.
+    pub(super) fn held(&self) -> Vec<u32> {
+        let prefilled = self.prefix.tokens.len().saturating_sub(self.prefill_left as usize);
+        [&self.prefix.tokens[..prefilled], &self.computed()].concat()
     }
 
     /// A part of the prompt was computed.

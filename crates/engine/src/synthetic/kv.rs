@@ -186,6 +186,24 @@ impl Kv {
     }
 }
 
+/// States of sequences that leave and come back: every byte is looked at.
+impl Kv {
+    /// Bytes of the state of a sequence of so many tokens.
+    pub(super) fn state_bytes(&self, tokens: usize) -> usize {
+        tokens * self.token_bytes()
+    }
+
+    /// Writes the state of a sequence.
+    pub(super) fn write_state(&self, tokens: &[u32], into: &mut [u8]) {
+        into.copy_from_slice(&rows(tokens, self.token_bytes()));
+    }
+
+    /// Whether these bytes are the state of a sequence.
+    pub(super) fn is_state(&self, tokens: &[u32], bytes: &[u8]) -> bool {
+        rows(tokens, self.token_bytes()) == bytes
+    }
+}
+
 /// Writes the state of a sequence with these tokens; 0 bytes if there is no room.
 fn write(template: &Template, tokens: &[u32], staging: &mut [u8]) -> u64 {
     let layout = template.layout();

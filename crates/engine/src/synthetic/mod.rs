@@ -5,11 +5,12 @@
 
 mod generation;
 mod kv;
+mod park;
 mod script;
 mod text;
 
 use crate::{
-    kv::{KvMemory, tier::unused},
+    kv::{KvMemory, ParkedMemory, tier::unused},
     port::{Engine, LoadFailure, LoadFault, Report},
     protocol::{
         DeclaredHostBytes, FailureKind, FromEngine, GenerateJob, KvGrant, KvOpen, LoadRequest, LoadedInfo, Prompt,
@@ -56,7 +57,7 @@ pub(crate) fn ignores_stop() -> bool {
 }
 
 /// The engine.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SyntheticEngine {
     spec: SyntheticSpec,
     context_tokens: u32,
@@ -129,13 +130,27 @@ impl Engine for SyntheticEngine {
             ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
                 self.kv.answer_save(&message, report);
             }
-            ToEngine::KvOpen(_) | ToEngine::Load(_) | ToEngine::Stop => {}
+            ToEngine::Park { request } => self.stop(request, report),
+            ToEngine::ParkStop { request } => self.run_on(request),
+            ToEngine::KvOpen(_)
+            | ToEngine::Load(_)
+            | ToEngine::ParkTake { .. }
+            | ToEngine::Resume { .. }
+            | ToEngine::Stop => {}
         }
+    }
+
+    fn park(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>) {
+        self.leave(request, memory, report);
+    }
+
+    fn resume(&mut self, request: u64, memory: ParkedMemory, report: Report<'_>) {
+        self.come_back(request, &memory, report);
     }
 
     fn has_work(&self) -> bool {
         let eats = self.has_run && self.spec.failure == SyntheticFailure::EatsMemory;
-        eats || !self.embeddings.is_empty() || self.generations.iter().any(|generation| generation.granted)
+        eats || !self.embeddings.is_empty() || self.generations.iter().any(Generation::is_computed)
     }
 
     fn step(&mut self, report: Report<'_>) {
@@ -181,42 +196,37 @@ impl SyntheticEngine {
     }
 
     fn accept(&mut self, request: u64, job: &GenerateJob, report: Report<'_>) {
-        let (text, tokens) = match prompt(&job.prompt) {
-            Ok(prompt) => prompt,
-            Err(message) => {
-                return report(FromEngine::Failed {
-                    request,
-                    kind: FailureKind::InvalidRequest,
-                    message,
-                    param: Some("messages".into()),
-                });
+        match self.read(request, job) {
+            Ok(mut generation) => {
+                let (device_tokens, keys) = self.kv.look(&generation.prefix);
+                generation.prefix.keys.clone_from(&keys);
+                let prompt_tokens = generation.prompt_tokens();
+                self.generations.push(generation);
+                report(FromEngine::Prepared { request, prompt_tokens, device_tokens, keys });
             }
+            Err(failed) => report(*failed),
+        }
+    }
+
+    /// A job as a generation; how it fails otherwise.
+    fn read(&self, request: u64, job: &GenerateJob) -> Result<Generation, Box<FromEngine>> {
+        let failed = |kind: FailureKind, message: String, param: Option<&str>| {
+            let param = param.map(str::to_owned);
+            Box::new(FromEngine::Failed { request, kind, message, param })
         };
+        let invalid = FailureKind::InvalidRequest;
+        let (text, tokens) = prompt(&job.prompt).map_err(|message| failed(invalid, message, Some("messages")))?;
         let prompt_tokens = count(tokens.len());
         if prompt_tokens >= self.context_tokens {
-            return report(FromEngine::Failed {
-                request,
-                kind: FailureKind::ContextExceeded,
-                message: format!(
-                    "the prompt has {prompt_tokens} tokens and the context holds {}; shorten it",
-                    self.context_tokens
-                ),
-                param: None,
-            });
+            let message = format!(
+                "the prompt has {prompt_tokens} tokens and the context holds {}; shorten it",
+                self.context_tokens
+            );
+            return Err(failed(FailureKind::ContextExceeded, message, None));
         }
-        let script = match script::pieces(&job.output) {
-            Ok(script) => script,
-            Err(error) => {
-                let (kind, message) = (FailureKind::InvalidRequest, error.to_string());
-                return report(FromEngine::Failed { request, kind, message, param: Some("response_format".into()) });
-            }
-        };
-        let prompt = (text.as_slice(), tokens);
-        let mut generation = Generation::new(request, job, prompt, self.context_tokens, script);
-        let (device_tokens, keys) = self.kv.look(&generation.prefix);
-        generation.prefix.keys.clone_from(&keys);
-        self.generations.push(generation);
-        report(FromEngine::Prepared { request, prompt_tokens, device_tokens, keys });
+        let script =
+            script::pieces(&job.output).map_err(|error| failed(invalid, error.to_string(), Some("response_format")))?;
+        Ok(Generation::new(request, job.clone(), (text.as_slice(), tokens), self.context_tokens, script))
     }
 
     fn grant(&mut self, request: u64, source: KvGrant, report: Report<'_>) {
@@ -256,7 +266,7 @@ impl SyntheticEngine {
     /// One chunk of the oldest prompt that is not computed yet.
     fn prefill(&mut self, report: Report<'_>) {
         let seconds = self.spec.prefill_seconds_per_token;
-        let next = self.generations.iter().position(|other| other.granted && other.prefill_left > 0);
+        let next = self.generations.iter().position(|other| other.is_computed() && other.prefill_left > 0);
         let Some(index) = next else { return };
         let generation = &mut self.generations[index];
         let request = generation.request;
@@ -285,7 +295,7 @@ impl SyntheticEngine {
     /// One token for each of the first `parallel` sequences.
     fn decode(&mut self, report: Report<'_>) {
         let mut free = self.parallel;
-        let ready = |generation: &Generation| generation.granted && generation.prefill_left == 0;
+        let ready = |generation: &Generation| generation.is_computed() && generation.prefill_left == 0;
         if !self.generations.iter().any(ready) {
             return;
         }

@@ -1,7 +1,8 @@
 //! Drives an engine through its port, as an engine process does, without the process.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fs::File, os::fd::OwnedFd, path::PathBuf};
 use warmset_engine::{
+    kv::ParkedMemory,
     llama::LlamaEngine,
     port::{Engine, LoadFailure},
     protocol::{
@@ -140,6 +141,9 @@ impl Harness {
                 | FromEngine::KvRejected { .. }
                 | FromEngine::KvVerified { .. }
                 | FromEngine::SaveWanted(_)
+                | FromEngine::ParkSized { .. }
+                | FromEngine::ParkRefused { .. }
+                | FromEngine::Parked { .. }
                 | FromEngine::Saved { .. } => self.kv.push(message),
                 FromEngine::Delta { request, choice, text } => {
                     assert!(!text.is_empty(), "an empty delta says nothing");
@@ -238,10 +242,53 @@ impl Harness {
         self.answers[&request].clone()
     }
 
+    /// Takes a request out into a file; none if it cannot leave.
+    pub(crate) fn park(&mut self, request: u64) -> Option<Parked> {
+        self.send(ToEngine::Park { request });
+        let bytes = match self.kv.pop() {
+            Some(FromEngine::ParkSized { request: sized, bytes }) if sized == request => bytes,
+            Some(FromEngine::ParkRefused { .. }) => return None,
+            other => panic!("{other:?}"),
+        };
+        let parked = Parked::new(bytes);
+        let memory = ParkedMemory::for_writing(parked.descriptor(), bytes).expect("memory");
+        let mut said = Vec::new();
+        self.engine.park(request, memory, &mut |message| said.push(message));
+        self.take(said);
+        assert_eq!(self.kv.pop(), Some(FromEngine::Parked { request }));
+        Some(parked)
+    }
+
+    /// Goes on with what was taken out of this engine or another one.
+    pub(crate) fn resume(&mut self, request: u64, parked: &Parked) {
+        let memory = ParkedMemory::for_reading(parked.descriptor(), parked.bytes).expect("memory");
+        let mut said = Vec::new();
+        self.engine.resume(request, memory, &mut |message| said.push(message));
+        self.take(said);
+    }
+
     pub(crate) fn vectors(&mut self, texts: &[&str]) -> (Vec<Vec<f32>>, u32) {
         let request = self.embed(texts.iter().map(|text| TokensOrText::Text((*text).into())).collect());
         self.finish(&[request]);
         self.answers[&request].vectors.clone().expect("vectors")
+    }
+}
+
+/// Memory of one parked request.
+pub(crate) struct Parked {
+    pub(crate) file: File,
+    pub(crate) bytes: u64,
+}
+
+impl Parked {
+    fn new(bytes: u64) -> Self {
+        let file = File::from(rustix::fs::memfd_create("parked", rustix::fs::MemfdFlags::CLOEXEC).expect("memory"));
+        file.set_len(bytes).expect("memory");
+        Self { file, bytes }
+    }
+
+    fn descriptor(&self) -> Vec<OwnedFd> {
+        vec![self.file.try_clone().expect("memory").into()]
     }
 }
 

@@ -79,7 +79,7 @@ impl Collected {
     /// Takes a reply of one of the requests.
     pub(crate) fn take(&mut self, request: usize, reply: Reply) -> Result<(), ApiError> {
         match reply {
-            Reply::Queued { .. } | Reply::Loading { .. } | Reply::Started { .. } => {}
+            Reply::Queued { .. } | Reply::Loading { .. } | Reply::Started { .. } | Reply::Parked | Reply::Resumed => {}
             Reply::Logprobs { choice, tokens } => self.choice(request, choice)?.logprobs.extend(tokens),
             Reply::Delta { choice, text } => self.choice(request, choice)?.text.push_str(&text),
             Reply::ToolCall { choice, call, name } => {

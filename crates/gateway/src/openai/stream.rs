@@ -1,5 +1,6 @@
-//! A generation as server-sent events. Comments keep the connection alive until the first chunk; a stream that cannot
-//! be finished ends with an error event and a broken body, never like a finished one.
+//! A generation as server-sent events. Comments keep the connection alive until the first chunk, and later while a request
+//! has given way to others; a stream that cannot be finished ends with an error
+//! event and a broken body, never like a finished one.
 
 use super::{
     call::{Answers, Call, add_usage, reply_of},
@@ -50,6 +51,8 @@ pub(crate) struct EventStream {
     finished: Vec<bool>,
     usage: Usage,
     phase: Phase,
+    /// Requests that gave way and have not gone on.
+    parked: usize,
     heartbeat: Interval,
     comment: String,
     /// Written before anything else.
@@ -83,6 +86,7 @@ impl EventStream {
             finished,
             usage,
             phase,
+            parked: 0,
             heartbeat,
             comment,
             pending,
@@ -123,7 +127,7 @@ impl EventStream {
             let next = tokio::select! {
                 biased;
                 next = self.answers.next() => next,
-                _ = self.heartbeat.tick(), if self.phase == Phase::Waiting => {
+                _ = self.heartbeat.tick(), if self.phase == Phase::Waiting || self.parked > 0 => {
                     self.write_comment(&mut out);
                     break;
                 }
@@ -173,6 +177,16 @@ impl EventStream {
             Reply::Loading { fraction } => self.say(format!(": loading {:.0}%", fraction * 100.0), out),
             Reply::Started { start, worker, .. } => {
                 self.call.started(start, worker);
+                self.comment = ": running".to_owned();
+            }
+            Reply::Parked => {
+                self.parked += 1;
+                self.comment = ": parked".to_owned();
+                self.write_comment(out);
+                self.heartbeat.reset();
+            }
+            Reply::Resumed => {
+                self.parked = self.parked.saturating_sub(1);
                 self.comment = ": running".to_owned();
             }
             Reply::Logprobs { choice, tokens } => {

@@ -130,7 +130,7 @@ fn administered() -> Value {
         "engines": objects(&keys(&engine), engine.clone()),
     });
     let entry = json!({
-        "digest": digest(), "name": text(), "pool": text(), "state": text(), "in_flight": whole(), "waiting": whole(),
+        "digest": digest(), "name": text(), "pool": text(), "state": text(), "in_flight": whole(), "waiting": whole(), "parked": whole(),
         "shared_host_bytes": whole(), "worth": number(), "demand_per_second": number(), "measured": flag(), "pin": flag(),
     });
     let failed = json!({ "name": text(), "digest": digest(), "reason": text() });

@@ -87,6 +87,7 @@ pub(crate) fn route() -> Route {
         priority: Priority::Standard,
         max_concurrency: 4,
         critical_reserve: 0,
+        parks: false,
         cold: ColdPolicy::Wait,
         rewarm_seconds: 2.5,
         targets: Targets::default(),

@@ -30,6 +30,9 @@ const DEVICES_MAX: usize = 64;
 const SLICES_MAX: usize = 64;
 /// Connections that may be open.
 const CONNECTIONS_MAX: u32 = 1_000_000;
+/// Requests that may be parked, and how often one may be.
+const PARKED_REQUESTS_MAX: u32 = 4096;
+const PARKED_TIMES_MAX: u32 = 1_000;
 /// Jobs that may wait.
 const JOBS_MAX: u32 = 20_000;
 /// Tokens one sequence may hold.
@@ -99,6 +102,11 @@ pub(crate) struct ResidencyOptions {
     pub(crate) demand_half_life_seconds: Option<Duration>,
     pub(crate) thrash_window_seconds: Option<Duration>,
     pub(crate) thrash_threshold: Option<f64>,
+    pub(crate) park: Option<bool>,
+    pub(crate) park_requests_max: Option<u32>,
+    pub(crate) park_bytes_max: Option<Bytes>,
+    pub(crate) park_times_max: Option<u32>,
+    pub(crate) park_seconds_max: Option<Duration>,
 }
 
 /// `[[device]]`
@@ -236,6 +244,11 @@ fn read_residency(reader: &mut Reader<'_>, mut section: Section<'_>) -> Residenc
         demand_half_life_seconds: section.take(reader, "demand_half_life_seconds", reader::positive_duration),
         thrash_window_seconds: section.take(reader, "thrash_window_seconds", reader::positive_duration),
         thrash_threshold: section.take(reader, "thrash_threshold", reader::number),
+        park: section.take(reader, "park", reader::boolean),
+        park_requests_max: section.take(reader, "park_requests_max", reader::integer(1, PARKED_REQUESTS_MAX)),
+        park_bytes_max: section.take(reader, "park_bytes_max", reader::positive_bytes),
+        park_times_max: section.take(reader, "park_times_max", reader::integer(1, PARKED_TIMES_MAX)),
+        park_seconds_max: section.take(reader, "park_seconds_max", reader::positive_duration),
     };
     section.finish(reader);
     options

@@ -231,3 +231,14 @@ fn targets_schedules_and_parts_of_the_forecast_are_read() {
     let problems = parse("[residency]\nforecast = [\"luck\"]\n").unwrap_err();
     assert!(problems[0].message.contains("no part of the forecast"), "{problems:?}");
 }
+
+#[test]
+fn parking_has_its_keys() {
+    let text =
+        "[residency]\npark = false\npark_requests_max = 3\npark_bytes_max = \"1MiB\"\npark_seconds_max = \"5s\"\n";
+    let residency = parse(text).unwrap().residency;
+    assert_eq!((residency.park, residency.park_requests_max, residency.park_times_max), (Some(false), Some(3), None));
+    assert_eq!(residency.park_bytes_max, Some(1 << 20));
+    assert_eq!(residency.park_seconds_max, Some(Duration::from_secs(5)));
+    assert!(parse("[residency]\npark_times_max = 0\n").is_err());
+}

@@ -108,6 +108,7 @@ mod tests {
             priority: Priority::Standard,
             max_concurrency: 1,
             critical_reserve: 0,
+            parks: false,
             cold: ColdPolicy::Wait,
             rewarm_seconds: 1.0,
             targets: Targets::default(),

@@ -4,7 +4,7 @@
 use std::{io::Write, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 use warmset_core::{
     Digest, Footprint, MemoryVector, ModelName, PoolName, Priority, WorkerId,
-    worker::{LoadError, ModelSpec, Settings},
+    worker::{LoadError, ModelSpec, ParkingLimits, Settings},
 };
 use warmset_engine::protocol::EngineKind;
 use warmset_worker::{Agent, AgentConfig, Artifacts, Clock, ModelConfig};
@@ -116,6 +116,7 @@ fn settings() -> Settings {
         measure_interval: long,
         thrash_window: long,
         thrash_threshold: 0.5,
+        parking: ParkingLimits::default(),
         forecast: warmset_core::forecast::Parts::ALL,
     }
 }

@@ -3,5 +3,6 @@
 
 mod faults;
 mod kv;
+mod park;
 mod serving;
 mod support;

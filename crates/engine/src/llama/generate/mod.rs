@@ -6,6 +6,7 @@
 //! when it is over.
 
 mod keep;
+mod park;
 mod restore;
 mod running;
 mod start;
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     calls::CallParser,
-    kv::{Scratch, reuse::Held, tier::Tier},
+    kv::{Parts, Scratch, reuse::Held, tier::Tier},
     port::Report,
     protocol::{FinishReason, FromEngine, Timings, Usage},
 };
@@ -50,6 +51,10 @@ pub(super) struct Generations {
     /// Uses of all sequences.
     uses: u64,
     tier: Option<Tier>,
+    /// Requests that go on from where another engine stopped, as soon as they have a sequence.
+    resuming: Vec<park::Resuming>,
+    /// What stopped requests leave behind.
+    leaving: BTreeMap<u64, Parts<Vec<u8>>>,
     /// Where states are put together.
     scratch: Scratch,
     /// No choice can begin before then, or before a save was answered: all sequences hold what is to be saved.
@@ -71,8 +76,10 @@ impl Generations {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        let may_begin = || !self.hold && self.waits_until.is_none_or(|until| until <= Instant::now());
-        self.slots.iter().any(Option::is_some) || (may_begin() && self.all.values().any(Generation::is_waiting))
+        let computes = self.slots.iter().flatten().any(|running| !running.stopped);
+        let may_begin = || self.waits_until.is_none_or(|until| until <= Instant::now());
+        let begins = || may_begin() && self.all.values().any(Generation::is_waiting);
+        computes || (!self.hold && (!self.resuming.is_empty() || begins()))
     }
 
     /// When there may be work without a message.
@@ -84,7 +91,7 @@ impl Generations {
     pub(super) fn cancel(&mut self, loaded: &mut Loaded, request: u64, report: Report<'_>) {
         let Some(mut generation) = self.all.remove(&request) else { return };
         generation.settle_grant(report);
-        self.waiting_order.retain(|waiting| *waiting != request);
+        self.forget_waiting(request);
         for sequence in 0..self.slots.len() {
             if let Some(running) = self.slots[sequence].take_if(|running| running.request == request) {
                 self.keep(loaded, sequence, &running, &mut generation, report);
@@ -98,8 +105,15 @@ impl Generations {
         report(done(&generation));
     }
 
-    fn fail(&mut self, loaded: &mut Loaded, request: u64, refusal: Refusal, report: Report<'_>) {
+    /// A request waits for nothing any more.
+    fn forget_waiting(&mut self, request: u64) {
         self.waiting_order.retain(|waiting| *waiting != request);
+        self.resuming.retain(|waiting| waiting.request() != request);
+        self.leaving.remove(&request);
+    }
+
+    fn fail(&mut self, loaded: &mut Loaded, request: u64, refusal: Refusal, report: Report<'_>) {
+        self.forget_waiting(request);
         for sequence in 0..self.slots.len() {
             if self.slots[sequence].take_if(|running| running.request == request).is_some() {
                 self.clear_sequence(loaded, sequence);
@@ -113,6 +127,7 @@ impl Generations {
 
     /// One step: start what can start, compute one batch, pick tokens, tell.
     pub(super) fn step(&mut self, loaded: &mut Loaded, report: Report<'_>) {
+        self.admit_resumed(loaded, report);
         self.admit(loaded, report);
         self.restore_on_the_way(loaded, report);
         self.compose(loaded.model.can_rewind());
@@ -132,7 +147,8 @@ impl Generations {
 
     fn compose(&mut self, aligned: bool) {
         self.batch.clear();
-        let decoding = |running: &Running| !running.generated.is_empty() && running.finish.is_none();
+        let computing = |running: &Running| running.finish.is_none() && !running.stopped;
+        let decoding = |running: &Running| !running.generated.is_empty() && computing(running);
         let mixed = self.slots.iter().flatten().any(decoding);
         let mut budget = if mixed { MIXED_PREFILL_TOKENS } else { BATCH_TOKENS_MAX as usize };
         let shares = self.prefill_shares(&mut budget, aligned);
@@ -143,7 +159,7 @@ impl Generations {
                     let token = running.generated[running.generated.len() - 1];
                     running.output = Some(self.batch.add(token, position, sequence, true));
                 }
-                Some(running) if running.finish.is_none() => {
+                Some(running) if computing(running) => {
                     let Some(generation) = self.all.get(&running.request) else { continue };
                     let begin = running.prefilled;
                     let end = begin + shares[sequence];
@@ -168,7 +184,7 @@ impl Generations {
         for (sequence, slot) in self.slots.iter().enumerate() {
             let Some(running) = slot else { continue };
             let prompt = self.all.get(&running.request).map_or(0, |generation| generation.prompt.len());
-            if running.finish.is_none() && running.prefilled < prompt {
+            if running.finish.is_none() && !running.stopped && running.prefilled < prompt {
                 order.push((running.request, sequence, prompt - running.prefilled));
             }
         }

@@ -36,7 +36,7 @@ impl Generations {
     /// Takes blocks in that have come for prompts which are being computed, as soon as these have come as far.
     pub(super) fn restore_on_the_way(&mut self, loaded: &mut Loaded, report: Report<'_>) {
         for sequence in 0..self.slots.len() {
-            let Some(running) = &self.slots[sequence] else { continue };
+            let Some(running) = self.slots[sequence].as_ref().filter(|running| !running.stopped) else { continue };
             let (request, computed) = (running.request, running.prefilled);
             let Some(generation) = self.all.get_mut(&request) else { continue };
             let Some(blocks) = &generation.blocks else { continue };

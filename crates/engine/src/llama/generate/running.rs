@@ -12,7 +12,7 @@ use super::{
     NOT_A_NUMBER,
 };
 use crate::{
-    calls::CallParser,
+    calls::{CallParser, may_call},
     port::Report,
     protocol::{FinishReason, FromEngine, Output},
 };
@@ -37,9 +37,37 @@ pub(super) struct Running {
     /// Where in the current batch its logits are.
     pub(super) output: Option<usize>,
     pub(super) finish: Option<FinishReason>,
+    /// It is to leave: nothing of it is computed.
+    pub(super) stopped: bool,
+}
+
+/// Tokens that a choice of a request may have.
+pub(super) fn tokens_max(loaded: &Loaded, generation: &Generation) -> u32 {
+    let room = loaded.info.context_tokens.saturating_sub(generation.prompt.len() as u32);
+    generation.job.max_tokens.unwrap_or(room).min(room)
 }
 
 impl Running {
+    /// A choice that begins with so many tokens of its prompt computed.
+    pub(super) fn new(loaded: &Loaded, generation: &Generation, choice: u32, prefilled: usize) -> Self {
+        let (job, tokens_max) = (&generation.job, tokens_max(loaded, generation));
+        let seed = generation.seed.wrapping_add(u64::from(choice));
+        Self {
+            request: generation.request,
+            choice,
+            prefilled,
+            generated: Vec::new(),
+            sampler: Sampler::new(&loaded.model, &job.sampling, seed, &generation.prompt, tokens_max),
+            filter: TextFilter::new(&job.stop),
+            logprobs: PendingLogprobs::default(),
+            constraint: generation.constraint.clone(),
+            calls: may_call(job.output.tools.as_ref()).then(CallParser::new),
+            output: None,
+            finish: None,
+            stopped: false,
+        }
+    }
+
     /// How many tokens are in the cache.
     pub(super) fn cached(&self) -> usize {
         self.prefilled + self.generated.len().saturating_sub(1)
@@ -84,6 +112,13 @@ impl Running {
     }
 }
 
+/// Writes the text of a token; marks of calls are text only where calls are looked for.
+pub(super) fn text_of(loaded: &Loaded, has_calls: bool, token: Token, pieces: &mut Vec<u8>) {
+    pieces.clear();
+    let is_mark = has_calls && loaded.words().is_ok_and(|words| words.is_mark(token));
+    loaded.model.append_piece(token, is_mark, pieces);
+}
+
 /// Takes a picked token into a choice: text, end, limits.
 pub(super) fn take_token(
     loaded: &Loaded,
@@ -99,9 +134,7 @@ pub(super) fn take_token(
     let ended = loaded.model.is_end(token) && !generation.job.ignore_end;
     let mut stopped = false;
     if !ended {
-        pieces.clear();
-        let is_mark = running.calls.is_some() && loaded.words().is_ok_and(|words| words.is_mark(token));
-        loaded.model.append_piece(token, is_mark, pieces);
+        text_of(loaded, running.calls.is_some(), token, pieces);
         stopped = running.filter.push(pieces);
     }
     let complete = running.constraint.as_ref().is_some_and(Constraint::is_complete);

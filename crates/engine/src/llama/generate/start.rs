@@ -1,11 +1,11 @@
 //! Where a choice begins: on which sequence, and with what of its prompt there already.
 
 use super::{
-    super::{load::Loaded, logprobs::PendingLogprobs, sampler::Sampler, text::TextFilter},
-    Generations, Running, take_token,
+    super::load::Loaded,
+    Generations, Running,
+    running::{take_token, tokens_max},
 };
 use crate::{
-    calls::{CallParser, may_call},
     kv::reuse::{Start, choose},
     port::Report,
     protocol::FinishReason,
@@ -92,28 +92,14 @@ impl Generations {
             self.waiting_order.retain(|waiting| *waiting != request);
         }
         let prompt_tokens = generation.prompt.len();
-        let room = loaded.info.context_tokens.saturating_sub(prompt_tokens as u32);
-        let tokens_max = generation.job.max_tokens.unwrap_or(room).min(room);
-        let seed = generation.seed.wrapping_add(u64::from(choice));
-        let sampler = Sampler::new(&loaded.model, &generation.job.sampling, seed, &generation.prompt, tokens_max);
-        let filter = TextFilter::new(&generation.job.stop);
+        let tokens_max = tokens_max(loaded, generation);
         let computes = tokens_max > 0;
         if computes && tokens < prompt_tokens {
             generation.clock.prefill_begin.get_or_insert_with(Instant::now);
         }
-        self.slots[sequence] = Some(Running {
-            request,
-            choice,
-            prefilled: tokens,
-            generated: Vec::new(),
-            sampler,
-            filter,
-            logprobs: PendingLogprobs::default(),
-            constraint: generation.constraint.clone(),
-            calls: may_call(generation.job.output.tools.as_ref()).then(CallParser::new),
-            output: None,
-            finish: (!computes).then_some(FinishReason::Length),
-        });
+        let mut running = Running::new(loaded, generation, choice, tokens);
+        running.finish = (!computes).then_some(FinishReason::Length);
+        self.slots[sequence] = Some(running);
         if computes && tokens == prompt_tokens {
             self.pick_from_prompt(loaded, sequence);
         }

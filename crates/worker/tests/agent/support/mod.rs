@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use warmset_core::{
     Bytes, Digest, Footprint, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId, WorkerId,
     inference::{GenerateJob, Output, Prompt, Reply, Sampling, Work},
-    worker::{LedgerLine, LoadError, ModelSpec, ModelState, Settings, StartKind},
+    worker::{LedgerLine, LoadError, ModelSpec, ModelState, ParkingLimits, Settings, StartKind},
 };
 use warmset_engine::protocol::{EngineKind, SyntheticFailure, SyntheticSpec};
 use warmset_worker::{Agent, AgentConfig, AgentHandle, Artifacts, Assignment, Clock, KvHandle, ModelConfig};
@@ -55,6 +55,7 @@ pub(crate) fn settings(host_bytes: Bytes) -> Settings {
         measure_interval: LONG,
         thrash_window: LONG,
         thrash_threshold: 2.0,
+        parking: ParkingLimits::default(),
         forecast: warmset_core::forecast::Parts::ALL,
     }
 }
@@ -79,6 +80,9 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) waited: Vec<Reply>,
     pub(crate) last: Option<Reply>,
+    /// How often it was parked, and went on.
+    pub(crate) parked: usize,
+    pub(crate) resumed: usize,
 }
 
 impl Answer {
@@ -297,6 +301,8 @@ impl Caller {
                 }
                 Reply::Delta { text, .. } => answer.text.push_str(&text),
                 Reply::ChoiceDone { .. } => {}
+                Reply::Parked => answer.parked += 1,
+                Reply::Resumed => answer.resumed += 1,
                 last => answer.last = Some(last),
             }
         }
