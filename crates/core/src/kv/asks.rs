@@ -272,10 +272,11 @@ impl Tier {
         let block = self.index.get(number);
         let (root, Some(place)) = (block.root, self.disk_place(number)) else { return false };
         let known = &self.known[usize::from(model)];
-        let identity = known.identity;
+        let (identity, bytes) = (known.identity, known.payload_bytes);
         // It saves what computing it takes, as a block that is new.
-        let order = worth::order(block.score, known.block_seconds(block.depth) * NEW_WORTH, known.payload_bytes);
-        let Some(slot) = self.slot_for(model, order, actions) else { return false };
+        let class = worth::class(block.uses, known.block_seconds(block.depth), bytes);
+        let worth = worth::of_class(class, self.now.since(block.used_at));
+        let Some(slot) = self.slot_for(model, worth, actions) else { return false };
         self.index.set_slot(number, slot);
         self.index.get_mut(number).work = Work::Reading;
         self.reorder(number);

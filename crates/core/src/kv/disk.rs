@@ -4,10 +4,11 @@
 
 use super::{
     index::{Block, Index, Work},
+    leaving::Leaving,
     protocol::{Action, BlockKeyShort, BlockNumber, DiskPlace, FoundBlock, TierSettings},
     speed::Bandwidth,
     tier::Tier,
-    worth,
+    worth::Class,
 };
 use crate::{memory::Bytes, time::Instant};
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
@@ -29,8 +30,8 @@ pub(super) struct Disk {
     pub(super) queued_bytes: Bytes,
     /// Bytes of the blocks that are kept.
     pub(super) kept_bytes: Bytes,
-    /// Blocks that can leave, the least worth first.
-    pub(super) order: BTreeSet<(u64, BlockNumber)>,
+    /// Blocks that can leave.
+    pub(super) leaving: Leaving,
     /// Bytes that may be written before only what was asked for twice is.
     allowance_bytes: f64,
     allowance_at: Instant,
@@ -64,17 +65,17 @@ fn may_leave(block: &Block) -> bool {
 }
 
 impl Disk {
-    /// Puts a block where it belongs in the order of leaving, or takes it out.
-    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, order: u64) {
+    /// Puts a block into its class among those that can leave, or takes it out.
+    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, class: Class) {
         let block = index.get_mut(number);
-        let wanted = if may_leave(block) { order } else { 0 };
-        if block.disk_order != wanted {
-            if block.disk_order != 0 {
-                self.order.remove(&(block.disk_order, number));
+        let wanted = if may_leave(block) { class } else { 0 };
+        if block.disk_class != wanted {
+            if block.disk_class != 0 {
+                self.leaving.remove(block.disk_class, block.used_at, number);
             }
-            block.disk_order = wanted;
+            block.disk_class = wanted;
             if wanted != 0 {
-                self.order.insert((wanted, number));
+                self.leaving.insert(wanted, block.used_at, number);
             }
         }
     }
@@ -86,7 +87,7 @@ impl Disk {
             others_bytes: 0,
             queued_bytes: 0,
             kept_bytes: 0,
-            order: BTreeSet::new(),
+            leaving: Leaving::default(),
             allowance_bytes: settings.disk_write_bytes_per_day as f64,
             allowance_at: Instant::ZERO,
             pause: Duration::ZERO,
@@ -115,15 +116,14 @@ impl Tier {
             return;
         }
         let (model, slot, seen_again) = (self.model_of(block), block.slot, block.seen_again);
-        let order =
-            worth::order(block.score, self.disk_saves_seconds(block), self.known[usize::from(model)].payload_bytes);
+        let worth = self.worth_on_disk(now, block);
         let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
         self.disk.refill(now, self.settings.disk_write_bytes_per_day);
         let affordable = seen_again || self.disk.allowance_bytes >= bytes as f64;
         // One block may always be on its way, however small the queue.
         let queued_bytes = self.disk.queued_bytes;
         let queued = queued_bytes == 0 || queued_bytes + bytes <= self.settings.disk_queue_bytes_max;
-        if !affordable || !queued || now < self.disk.paused_until || !self.has_disk_room(bytes, order, actions) {
+        if !affordable || !queued || now < self.disk.paused_until || !self.has_disk_room(bytes, worth, actions) {
             self.disk.writes_refused += 1;
             return;
         }
@@ -136,15 +136,15 @@ impl Tier {
     }
 
     /// Whether there is room, for which blocks of less worth go.
-    fn has_disk_room(&mut self, bytes: Bytes, order: u64, actions: &mut Vec<Action>) -> bool {
+    fn has_disk_room(&mut self, bytes: Bytes, worth: f64, actions: &mut Vec<Action>) -> bool {
         let beside = self.settings.disk_slack_bytes.saturating_add(self.disk.others_bytes);
         let max = self.settings.disk_bytes_max.saturating_sub(beside);
         while self.disk.kept_bytes + self.disk.queued_bytes + bytes > max {
-            let Some((least, number)) = self.disk.order.first().copied() else { return false };
-            if least >= order {
+            let Some(least) = self.disk.leaving.least(self.now) else { return false };
+            if least.worth >= worth {
                 return false;
             }
-            self.leave_disk(number, actions);
+            self.leave_disk(least.number, actions);
         }
         true
     }
@@ -244,15 +244,15 @@ impl Tier {
                 let parent = self.index.intern(BlockKeyShort::from(&found.parent), root, found.depth - 1);
                 self.index.attach(number, parent);
             }
-            if self.index.get(number).score == f64::NEG_INFINITY {
+            if self.index.get(number).uses <= 0.0 {
                 // What was worth writing counts as used once.
-                self.index.get_mut(number).score = worth::used(f64::NEG_INFINITY, now);
+                self.touch(now, number);
             }
             self.enter_disk(number, found.place);
             self.reorder(number);
         }
         // The bound may be lower than it was when they were written.
-        self.has_disk_room(0, u64::MAX, actions);
+        self.has_disk_room(0, f64::INFINITY, actions);
     }
 
     /// Blocks that the disk gave up by itself.

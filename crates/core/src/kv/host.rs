@@ -2,7 +2,9 @@
 
 use super::{
     index::{Block, Index, NONE, Work},
+    leaving::Leaving,
     protocol::BlockNumber,
+    worth::Class,
 };
 use crate::memory::Bytes;
 use alloc::{
@@ -45,8 +47,8 @@ pub(super) struct Host {
     pub(super) arenas: BTreeMap<u16, Arena>,
     /// Slots that a hanging read may still write into, by number of the model.
     pub(super) held_slots: BTreeSet<(u16, u32)>,
-    /// Blocks that can leave, the least worth first.
-    pub(super) order: BTreeSet<(u64, BlockNumber)>,
+    /// Blocks that can leave.
+    pub(super) leaving: Leaving,
 }
 
 /// Whether a block may lose its slot now: nobody uses it, and no block that follows it lies in host memory (blocks
@@ -74,17 +76,17 @@ impl Host {
         }
     }
 
-    /// Puts a block where it belongs in the order of leaving, or takes it out.
-    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, order: u64) {
+    /// Puts a block into its class among those that can leave, or takes it out.
+    pub(super) fn reorder(&mut self, index: &mut Index, number: BlockNumber, class: Class) {
         let block = index.get_mut(number);
-        let wanted = if may_leave(block) { order } else { 0 };
-        if block.order != wanted {
-            if block.order != 0 {
-                self.order.remove(&(block.order, number));
+        let wanted = if may_leave(block) { class } else { 0 };
+        if block.host_class != wanted {
+            if block.host_class != 0 {
+                self.leaving.remove(block.host_class, block.used_at, number);
             }
-            block.order = wanted;
+            block.host_class = wanted;
             if wanted != 0 {
-                self.order.insert((wanted, number));
+                self.leaving.insert(wanted, block.used_at, number);
             }
         }
     }

@@ -1,15 +1,23 @@
 //! All blocks that are known, by key, and how they hang together.
 //!
 //! A block is found by one look into the table and one at the block itself. Keys are cryptographic hashes, so a few of
-//! their bits are as good a hash as any. A block that is nowhere any more but whose children are somewhere stays as a
-//! ghost, so that the children find their place when it comes back.
+//! their bits are as good a hash as any. A block that is nowhere any more stays as a ghost: as long as its children are
+//! somewhere, so that they find their place when it comes back; and if it was used, among the last [`GHOSTS_MAX`], so that
+//! its uses count when it comes back.
 
-use super::protocol::{BlockKeyShort, BlockNumber, DiskPlace};
-use alloc::vec::Vec;
+use super::{
+    protocol::{BlockKeyShort, BlockNumber, DiskPlace},
+    worth::Class,
+};
+use crate::time::Instant;
+use alloc::{collections::VecDeque, vec::Vec};
 use hashbrown::HashTable;
 
 /// No number: of a block, a slot or a segment.
 pub(super) const NONE: u32 = u32::MAX;
+
+/// The most blocks that are remembered although they are nowhere: a few MiB of memory.
+pub(super) const GHOSTS_MAX: usize = 1 << 16;
 
 /// Something is being done with a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +35,13 @@ pub(super) enum Work {
 #[derive(Debug, Clone)]
 pub(super) struct Block {
     pub(super) key: BlockKeyShort,
-    /// Logarithm of its decayed count of uses, at the tier's origin.
-    pub(super) score: f64,
-    /// Its place in the order in which blocks leave host memory; 0 while it cannot leave.
-    pub(super) order: u64,
+    /// The last use, and the fading count of uses then.
+    pub(super) used_at: Instant,
+    pub(super) uses: f32,
+    /// Its class among those that can leave host memory; 0 while it cannot.
+    pub(super) host_class: Class,
     /// The same for the disk.
-    pub(super) disk_order: u64,
+    pub(super) disk_class: Class,
     pub(super) parent: BlockNumber,
     /// Blocks that follow it, and those of them in host memory and on disk.
     pub(super) children: u32,
@@ -49,6 +58,8 @@ pub(super) struct Block {
     pub(super) work: Work,
     /// It was asked for again after it was first seen.
     pub(super) seen_again: bool,
+    /// It stays although it is nowhere.
+    remembered: bool,
 }
 
 impl Block {
@@ -66,16 +77,21 @@ impl Block {
         self.on_disk().then_some(DiskPlace { segment: self.segment, page: self.page, pages })
     }
 
+    /// Whether it is nowhere, and nothing is being done about that.
+    fn is_ghost(&self) -> bool {
+        self.slot == NONE && !self.on_disk() && self.pins == 0 && self.work == Work::Nothing
+    }
+
     /// Whether nothing keeps it in the index.
     fn is_idle_ghost(&self) -> bool {
-        self.slot == NONE && !self.on_disk() && self.children == 0 && self.pins == 0 && self.work == Work::Nothing
+        self.is_ghost() && self.children == 0 && !self.remembered
     }
 }
 
 /// Bytes of memory that a block on disk takes here: its record, its share of a table that is half full, and its place in
 /// the order of leaving, in nodes that are two thirds full.
 pub const INDEX_BYTES_PER_BLOCK: usize =
-    size_of::<Block>() + 2 * (size_of::<u32>() + 1) + size_of::<(u64, BlockNumber)>() * 3 / 2;
+    size_of::<Block>() + 2 * (size_of::<u32>() + 1) + size_of::<(Instant, BlockNumber)>() * 3 / 2;
 const _: () = assert!(INDEX_BYTES_PER_BLOCK <= 128);
 
 /// The blocks.
@@ -84,6 +100,8 @@ pub(super) struct Index {
     table: HashTable<BlockNumber>,
     blocks: Vec<Block>,
     free: Vec<BlockNumber>,
+    /// Blocks that are remembered, the first to be forgotten first: with the last use that is remembered.
+    ghosts: VecDeque<(BlockNumber, Instant)>,
 }
 
 fn hash(key: BlockKeyShort) -> u64 {
@@ -103,6 +121,7 @@ impl Index {
         &mut self.blocks[number as usize]
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
@@ -118,9 +137,10 @@ impl Index {
         }
         let block = Block {
             key,
-            score: f64::NEG_INFINITY,
-            order: 0,
-            disk_order: 0,
+            used_at: Instant::ZERO,
+            uses: 0.0,
+            host_class: 0,
+            disk_class: 0,
             parent: NONE,
             children: 0,
             host_children: 0,
@@ -133,6 +153,7 @@ impl Index {
             root,
             work: Work::Nothing,
             seen_again: false,
+            remembered: false,
         };
         let number = match self.free.pop() {
             Some(number) => {
@@ -168,6 +189,7 @@ impl Index {
         let block = &mut self.blocks[number as usize];
         let (had, has, parent) = (block.slot != NONE, slot != NONE, block.parent);
         block.slot = slot;
+        block.remembered &= !has;
         if parent != NONE && had != has {
             let children = &mut self.blocks[parent as usize].host_children;
             *children = if has { *children + 1 } else { children.saturating_sub(1) };
@@ -179,14 +201,42 @@ impl Index {
         let block = &mut self.blocks[number as usize];
         let (had, parent) = (block.on_disk(), block.parent);
         (block.segment, block.page) = place.map_or((NONE, 0), |place| (place.segment, place.page));
+        block.remembered &= place.is_none();
         if parent != NONE && had != place.is_some() {
             let children = &mut self.blocks[parent as usize].disk_children;
             *children = if had { children.saturating_sub(1) } else { *children + 1 };
         }
     }
 
-    /// Forgets a block that is nowhere, and each of its ancestors of which the same is true then.
-    pub(super) fn collect(&mut self, mut number: BlockNumber) {
+    /// After a block may have left the last place where it was: it is remembered if it was used, and who has been
+    /// remembered for longest is forgotten for it.
+    pub(super) fn collect(&mut self, number: BlockNumber) {
+        let block = &mut self.blocks[number as usize];
+        if block.is_ghost() && block.uses > 0.0 && !block.remembered {
+            block.remembered = true;
+            self.ghosts.push_back((number, block.used_at));
+        }
+        while self.ghosts.len() > GHOSTS_MAX
+            && let Some((oldest, used_at)) = self.ghosts.pop_front()
+        {
+            let block = &mut self.blocks[oldest as usize];
+            // Others have been somewhere again since then.
+            if block.remembered && block.used_at == used_at {
+                block.remembered = false;
+                self.forget_idle(oldest);
+            }
+        }
+        self.forget_idle(number);
+    }
+
+    /// Nothing of a block is to be remembered once it is nowhere.
+    pub(super) fn disown(&mut self, number: BlockNumber) {
+        let block = &mut self.blocks[number as usize];
+        (block.uses, block.remembered) = (0.0, false);
+    }
+
+    /// Forgets a block that nothing keeps, and each of its ancestors of which the same is true then.
+    fn forget_idle(&mut self, mut number: BlockNumber) {
         while number != NONE && self.blocks[number as usize].is_idle_ghost() {
             let (key, parent) = (self.blocks[number as usize].key, self.blocks[number as usize].parent);
             // A number that is free already has nothing to give up a second time.
@@ -234,6 +284,32 @@ mod tests {
         index.collect(one);
         assert_eq!(index.get(parent).children, 1);
         assert_eq!(index.find(BlockKeyShort(1)), Some(parent));
+    }
+
+    #[test]
+    fn the_uses_of_so_many_blocks_are_remembered_and_not_of_more() {
+        let mut index = Index::default();
+        let key = |number: usize| BlockKeyShort(number as u128);
+        for number in 0..=GHOSTS_MAX {
+            let block = index.intern(key(number), 0, 0);
+            index.get_mut(block).uses = 1.0;
+            index.get_mut(block).used_at = Instant(number as u64);
+            index.collect(block);
+        }
+        assert_eq!((index.len(), index.find(key(0))), (GHOSTS_MAX, None));
+        let revived = index.find(key(1)).unwrap();
+        index.set_slot(revived, 0);
+        for number in GHOSTS_MAX + 1..GHOSTS_MAX + 3 {
+            let block = index.intern(key(number), 0, 0);
+            index.get_mut(block).uses = 1.0;
+            index.collect(block);
+        }
+        assert_eq!(index.find(key(1)), Some(revived), "what is somewhere is not forgotten");
+        assert_eq!(index.find(key(2)), None);
+        index.set_slot(revived, NONE);
+        index.disown(revived);
+        index.collect(revived);
+        assert_eq!(index.find(key(1)), None);
     }
 
     proptest! {

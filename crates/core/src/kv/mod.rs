@@ -11,6 +11,7 @@ pub mod header;
 mod host;
 mod index;
 pub mod key;
+mod leaving;
 mod protocol;
 mod regret;
 mod saves;
@@ -32,4 +33,4 @@ pub use protocol::{
 };
 pub use tier::Tier;
 pub use view::{HitTokens, ModelView, Rejected, TierView, Traffic, Verdict};
-pub use worth::HALF_LIFE;
+pub use worth::{HALF_LIFE, PAUSE};

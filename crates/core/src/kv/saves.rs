@@ -12,10 +12,7 @@ use alloc::{
     collections::{BTreeMap, VecDeque},
     vec::Vec,
 };
-
-/// What is new may take the place of what was worth a little more when it was looked at last: estimates waver, and what
-/// was asked for last is the likeliest to be asked for next. What was asked for twice as often stays.
-pub(super) const NEW_WORTH: f64 = 1.5;
+use core::time::Duration;
 
 /// What an engine offers.
 #[derive(Debug, Clone)]
@@ -100,7 +97,8 @@ impl Tier {
         }
     }
 
-    /// Slots for the blocks of an offer that are nowhere yet: (place among its keys, slot).
+    /// Slots for the blocks of an offer that are nowhere yet: (place among its keys, slot). Blocks that get none were used
+    /// all the same.
     fn places_for(&mut self, now: Instant, offer: &mut Offer, actions: &mut Vec<Action>) -> Vec<(u32, u32)> {
         let known = &self.known[usize::from(offer.model)];
         let bytes = known.payload_bytes;
@@ -108,7 +106,7 @@ impl Tier {
             None => NONE,
             Some(key) => self.index.intern(BlockKeyShort::from(key), offer.root, offer.first_block.saturating_sub(1)),
         };
-        let mut places = Vec::new();
+        let (mut places, mut has_room) = (Vec::new(), true);
         for (place, key) in offer.keys.iter().enumerate() {
             let is_new = self.is_new(key);
             let depth = offer.first_block + place as u32;
@@ -122,15 +120,19 @@ impl Tier {
                 continue;
             }
             let seconds = self.known[usize::from(offer.model)].block_seconds(depth);
-            let score = worth::used(self.index.get(number).score, now);
-            let order = worth::order(score, seconds * NEW_WORTH, bytes);
+            let block = self.index.get_mut(number);
+            let uses = worth::faded(block.uses, now.since(block.used_at)) + 1.0;
+            let worth = worth::of_class(worth::class(uses, seconds, bytes), Duration::ZERO);
             // Marked first: what leaves for it may be the last that kept it in the index.
-            self.index.get_mut(number).work = Work::Gathering;
-            let Some(slot) = self.slot_for_chain(offer.model, order, number, actions) else {
+            block.work = Work::Gathering;
+            // Whatever follows a block that has no room is of no use without it.
+            let slot = has_room.then(|| self.slot_for_chain(offer.model, worth, number, actions)).flatten();
+            let Some(slot) = slot else {
+                has_room = false;
                 self.index.get_mut(number).work = Work::Nothing;
-                // Whatever follows is of no use without it.
+                self.touch(now, number);
                 self.index.collect(number);
-                break;
+                continue;
             };
             self.index.set_slot(number, slot);
             self.reorder(number);
@@ -144,7 +146,7 @@ impl Tier {
     fn slot_for_chain(
         &mut self,
         model: u16,
-        order: u64,
+        worth: f64,
         number: BlockNumber,
         actions: &mut Vec<Action>,
     ) -> Option<u32> {
@@ -153,7 +155,7 @@ impl Tier {
             self.index.get_mut(parent).host_children += 1;
             self.reorder(parent);
         }
-        let slot = self.slot_for(model, order, actions);
+        let slot = self.slot_for(model, worth, actions);
         if parent != NONE {
             self.index.get_mut(parent).host_children -= 1;
             self.reorder(parent);

@@ -85,7 +85,7 @@ pub struct Tier {
     /// The most worth of what left for want of room since that was told last.
     pressed: f64,
     told_pressed_at: Instant,
-    now: Instant,
+    pub(super) now: Instant,
 }
 
 impl Tier {
@@ -156,7 +156,7 @@ impl Tier {
             Event::Purge { domain } => self.purge(domain, actions),
             Event::HostLimit { bytes } => {
                 self.host.bytes_max = bytes.min(self.settings.host_bytes_max);
-                while self.host.bytes_used > self.host.bytes_max && self.evict_least(u64::MAX, actions) {}
+                while self.host.bytes_used > self.host.bytes_max && self.evict_least(f64::INFINITY, actions) {}
             }
             Event::Timer => self.give_up_late_reads(now, actions),
         }
@@ -224,7 +224,13 @@ impl Tier {
         (known.block_seconds(block.depth) - self.disk.read.seconds(known.payload_bytes)).max(0.0)
     }
 
-    /// Puts a block, and the one before it, where they belong in the orders of leaving.
+    /// What a block is worth on disk, per second and byte.
+    pub(super) fn worth_on_disk(&self, now: Instant, block: &Block) -> f64 {
+        let bytes = self.known[usize::from(self.model_of(block))].payload_bytes;
+        worth::of_class(worth::class(block.uses, self.disk_saves_seconds(block), bytes), now.since(block.used_at))
+    }
+
+    /// Puts a block, and the one before it, where they belong among those that can leave.
     pub(super) fn reorder(&mut self, number: BlockNumber) {
         let parent = self.index.get(number).parent;
         for number in [number, parent] {
@@ -233,53 +239,57 @@ impl Tier {
             }
             let block = self.index.get(number);
             let bytes = self.known[usize::from(self.model_of(block))].payload_bytes;
-            let order = worth::order(block.score, self.rewarm_seconds(block), bytes);
-            let disk_order = worth::order(block.score, self.disk_saves_seconds(block), bytes);
-            self.host.reorder(&mut self.index, number, order);
-            self.disk.reorder(&mut self.index, number, disk_order);
+            let class = worth::class(block.uses, self.rewarm_seconds(block), bytes);
+            let disk_class = worth::class(block.uses, self.disk_saves_seconds(block), bytes);
+            self.host.reorder(&mut self.index, number, class);
+            self.disk.reorder(&mut self.index, number, disk_class);
         }
     }
 
     /// A use of a block.
     pub(super) fn touch(&mut self, now: Instant, number: BlockNumber) {
+        // Taken out first: it is found by its last use.
+        self.host.reorder(&mut self.index, number, 0);
+        self.disk.reorder(&mut self.index, number, 0);
         let block = self.index.get_mut(number);
-        block.seen_again |= block.score > f64::NEG_INFINITY;
-        block.score = worth::used(block.score, now);
+        block.seen_again |= block.uses > 0.0;
+        block.uses = worth::faded(block.uses, now.since(block.used_at)) + 1.0;
+        block.used_at = now;
         self.reorder(number);
     }
 
     /// A slot for a block of a model, for which blocks of less worth leave. None if there are none.
-    pub(super) fn slot_for(&mut self, model: u16, order: u64, actions: &mut Vec<Action>) -> Option<u32> {
+    pub(super) fn slot_for(&mut self, model: u16, worth: f64, actions: &mut Vec<Action>) -> Option<u32> {
         self.host.arenas.get(&model)?;
         loop {
             if let Some(slot) = self.host.take_slot(model) {
                 return Some(slot);
             }
-            if !self.evict_least(order, actions) {
-                self.note_pressure(order);
+            if !self.evict_least(worth, actions) {
+                self.note_pressure(worth);
                 return None;
             }
         }
     }
 
     /// Takes the least worthy block out of host memory, if it is worth less than this.
-    fn evict_least(&mut self, below: u64, actions: &mut Vec<Action>) -> bool {
-        let Some((order, number)) = self.host.order.first().copied() else { return false };
-        if order >= below {
+    fn evict_least(&mut self, below: f64, actions: &mut Vec<Action>) -> bool {
+        let Some(least) = self.host.leaving.least(self.now) else { return false };
+        if least.worth >= below {
             return false;
         }
-        self.note_pressure(order);
-        self.regrets.left(self.now, self.index.get(number).key);
-        let model = self.model_of(self.index.get(number));
+        self.note_pressure(least.worth);
+        self.regrets.left(self.now, self.index.get(least.number).key);
+        let model = self.model_of(self.index.get(least.number));
         self.known[usize::from(model)].figures.evicted_blocks += 1;
-        self.leave_host(number, actions);
+        self.leave_host(least.number, actions);
         true
     }
 
     /// Something of this worth has no place in host memory, of which models take a part.
-    fn note_pressure(&mut self, order: u64) {
+    fn note_pressure(&mut self, worth: f64) {
         if self.host.bytes_max < self.settings.host_bytes_max {
-            self.pressed = self.pressed.max(worth::of_order(order, self.now));
+            self.pressed = self.pressed.max(worth);
         }
     }
 
@@ -352,6 +362,7 @@ impl Tier {
 
     /// Forgets a block everywhere.
     fn forget(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        self.index.disown(number);
         self.leave_disk(number, actions);
         self.leave_host(number, actions);
     }
@@ -393,21 +404,22 @@ impl Tier {
                 let fresh = slots.insert((model, block.slot));
                 hold(fresh, "a slot holds one block", || format!("slot {} of model {model}", block.slot))?;
             }
-            leaving = (leaving.0 + usize::from(block.order != 0), leaving.1 + usize::from(block.disk_order != 0));
-            let in_order = block.order == 0 || self.host.order.contains(&(block.order, number));
+            let classes = (block.host_class, block.disk_class);
+            leaving = (leaving.0 + usize::from(classes.0 != 0), leaving.1 + usize::from(classes.1 != 0));
+            let in_order = classes.0 == 0 || self.host.leaving.contains(classes.0, block.used_at, number);
             hold(in_order, "whoever can leave is in the order", || format!("block {number}"))?;
             let wanted = pins.get(&number).copied().unwrap_or(0);
             hold(u32::from(block.pins) == wanted, "a block is held by those who use it", || {
                 format!("block {number} has {} pins for {wanted} users", block.pins)
             })?;
-            hold(block.order == 0 || block.pins == 0, "what is in use cannot leave", || format!("block {number}"))?;
+            hold(classes.0 == 0 || block.pins == 0, "what is in use cannot leave", || format!("block {number}"))?;
         }
         for (model, slot) in &self.host.held_slots {
             used += self.host.arenas.get(model).map_or(0, |arena| arena.slot_bytes);
             let fresh = slots.insert((*model, *slot));
             hold(fresh, "a slot that is held is nobody's", || format!("slot {slot} of model {model}"))?;
         }
-        let orders = (self.host.order.len(), self.disk.order.len());
+        let orders = (self.host.leaving.len(), self.disk.leaving.len());
         hold(leaving == orders, "the orders hold nobody else", || {
             format!("{leaving:?} can leave, {orders:?} are in the orders")
         })?;

@@ -165,18 +165,20 @@ impl Tier {
     /// What there is and what it was good for.
     pub fn view(&self) -> TierView {
         let mut counts = alloc::vec![(0u64, 0u64); self.known.len()];
+        let mut blocks = 0;
         for number in self.index.numbers() {
             let block = self.index.get(number);
             let (host, disk) = &mut counts[usize::from(self.model_of(block))];
             *host += u64::from(block.in_host());
             *disk += u64::from(block.on_disk());
+            blocks += u64::from(block.in_host() || block.on_disk());
         }
         TierView {
             host_bytes: self.host.bytes_used,
             host_bytes_max: self.host.bytes_max,
             disk_bytes: self.disk.kept_bytes,
             disk_bytes_max: self.settings.disk_bytes_max,
-            blocks: self.index.len() as u64,
+            blocks,
             restore_bytes_per_second: self.restore.bytes_per_second(),
             disk_read_bytes_per_second: self.disk.read.bytes_per_second(),
             disk_write_bytes_per_second: self.disk.write.bytes_per_second(),

@@ -96,10 +96,11 @@ pub(crate) enum Command {
 /// `warmset sim`
 #[derive(Debug, Args)]
 pub(crate) struct SimArguments {
-    /// A scenario that is shipped (rare-models, office-hours, shared-prompts), or a file that describes one
+    /// A scenario that is shipped (rare-models, office-hours, shared-prompts, kv-cache), or a file that describes one
     #[arg(value_name = "SCENARIO")]
     pub(crate) scenario: String,
-    /// A recorded day in the place of synthetic demand: a table of the Azure Functions trace, .csv or .csv.gz
+    /// Recorded requests in the place of synthetic ones: a table of the Azure Functions trace, for kv-cache lines of Mooncake's or
+    /// RAGPulse's form; .gz or not
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// What synthetic demand and the moments within a trace's minutes are drawn from
@@ -111,6 +112,9 @@ pub(crate) struct SimArguments {
     /// Sizes of memory to compare, in models [default: the scenario's]
     #[arg(long, value_name = "N,M,...", value_delimiter = ',')]
     pub(crate) slots: Vec<usize>,
+    /// Room for KV to compare, in tokens [default: the scenario's]
+    #[arg(long, value_name = "N,M,...", value_delimiter = ',')]
+    pub(crate) capacity_tokens: Vec<u64>,
     /// How long a load takes [default: as the scenario says]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) load_seconds: Option<f64>,

@@ -1,6 +1,6 @@
 //! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
 
-use super::{arguments::SimArguments, sim_routing};
+use super::{arguments::SimArguments, sim_cache, sim_routing};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use std::{
 };
 use warmset_core::Instant;
 use warmset_planner::{
+    cache::plan as cache_plan,
     demand::Demand,
     report::{POLICIES, Row, compare},
     routing::plan::{self, Plan},
@@ -32,6 +33,12 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     let description = described(&arguments.scenario)?;
     if Plan::is_described_by(&description) {
         return sim_routing::run(&description, arguments, output);
+    }
+    if cache_plan::Plan::is_described_by(&description) {
+        return sim_cache::run(&description, arguments, output);
+    }
+    if !arguments.capacity_tokens.is_empty() {
+        bail!("--capacity-tokens is for scenarios of KV: this one is about models");
     }
     let policies = policies(&arguments.compare)?;
     let scenario = Scenario::parse(&description)
@@ -112,7 +119,7 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED]);
+    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED, cache_plan::SHIPPED]);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
         return Ok(text.to_owned());
     }
@@ -125,7 +132,7 @@ fn described(name: &str) -> Result<String> {
 }
 
 /// A trace as text, unpacked if it is packed.
-fn read_trace(path: &Path) -> Result<String> {
+pub(super) fn read_trace(path: &Path) -> Result<String> {
     let file = BufReader::new(File::open(path).with_context(|| format!("cannot read the trace {}", path.display()))?);
     let packed = path.extension().is_some_and(|ending| ending == "gz");
     let text = if packed {

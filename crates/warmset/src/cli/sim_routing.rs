@@ -14,9 +14,12 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
         !arguments.slots.is_empty(),
         arguments.load_seconds.is_some(),
         arguments.demand.is_some(),
+        !arguments.capacity_tokens.is_empty(),
     ];
     if others.contains(&true) {
-        bail!("--trace, --slots, --load-seconds and --demand are for scenarios of models: this one is about replicas");
+        bail!(
+            "--trace, --slots, --load-seconds, --demand and --capacity-tokens are for other scenarios: this one is about replicas"
+        );
     }
     let policies = Plan::policies(&arguments.compare)?;
     let loads = plan.requests_per_second.iter();
