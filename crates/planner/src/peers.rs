@@ -1,6 +1,12 @@
 //! What others do with the same memory: count slots, evict by recency or by the clock.
 
-use crate::demand::Demand;
+use crate::{
+    cache::{
+        BuildPolicy,
+        trace::{Trace, TraceError},
+    },
+    demand::Demand,
+};
 use std::{collections::BTreeSet, time::Duration};
 use warmset_core::Instant;
 
@@ -45,6 +51,30 @@ pub fn most_called(demand: &Demand, count: usize) -> BTreeSet<usize> {
     order.into_iter().take(count).collect()
 }
 
+/// Replays a demand under a rule for blocks of KV: a model is a block that hangs on nothing, and takes as long to load as
+/// said. Everything else is as in [`replay`].
+pub fn replay_as_blocks(
+    demand: &Demand,
+    build: BuildPolicy,
+    slots: usize,
+    load: Duration,
+) -> Result<Starts, TraceError> {
+    let trace = Trace::of_models(demand)?;
+    let (mut policy, mut ready) = (build(&trace, slots), vec![Instant::ZERO; trace.blocks()]);
+    let mut starts = Starts::default();
+    for request in trace.lookups() {
+        let found = policy.serve(&request) > 0;
+        let Some(ready) = request.blocks.first().and_then(|model| ready.get_mut(*model as usize)) else { continue };
+        if !found {
+            *ready = request.at + load;
+        }
+        let warm = found && *ready <= request.at;
+        starts.warm += u64::from(warm);
+        starts.cold += u64::from(!warm);
+    }
+    Ok(starts)
+}
+
 struct Resident {
     model: usize,
     used: Instant,
@@ -81,4 +111,22 @@ pub fn replay(demand: &Demand, peer: &Peer, slots: usize, load: Duration) -> Sta
         residents.push(Resident { model: arrival.model, used: arrival.at, ready });
     }
     starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cache::POLICIES, scenario::Scenario};
+
+    #[test]
+    fn lru_by_slots_and_by_blocks_is_the_same() {
+        let scenario = Scenario::shipped("rare-models").expect("it is shipped");
+        let demand = scenario.demand(1, None).expect("synthetic");
+        let (_, lru) = POLICIES.into_iter().find(|(name, _)| *name == "lru").expect("it is one of them");
+        for slots in [1, 8, 32] {
+            let load = Duration::from_secs(5);
+            let blocks = replay_as_blocks(&demand, lru, slots, load).expect("there are requests");
+            assert_eq!(blocks, replay(&demand, &Peer::Lru, slots, load), "{slots} slots");
+        }
+    }
 }

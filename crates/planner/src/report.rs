@@ -1,9 +1,10 @@
 //! Policies side by side on the same demand and the same memory.
 
 use crate::{
+    cache::{self, BuildPolicy, trace::TraceError},
     demand::Demand,
     node::{Cost, Node, Outcome, settings},
-    peers::{Peer, Starts, most_called, replay},
+    peers::{Peer, Starts, most_called, replay, replay_as_blocks},
     scenario::Scenario,
 };
 use serde::Serialize;
@@ -28,10 +29,28 @@ pub enum Policy {
     PinnedLru,
     /// LRU, and what was not asked for ten minutes leaves.
     KeepAlive,
+    /// A rule for blocks of KV by its name.
+    AsBlocks(&'static str),
+}
+
+/// Why a run has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// A decision broke what must always hold.
+    #[error("{policy} broke the invariant {violation:?}: please report it")]
+    Violation {
+        /// Which policy did.
+        policy: &'static str,
+        /// What it broke.
+        violation: Violation,
+    },
+    /// There are no requests.
+    #[error(transparent)]
+    Demand(#[from] TraceError),
 }
 
 /// Every policy by its name, Warmset whole and with each part switched off first.
-pub const POLICIES: [(&str, Policy); 8] = [
+pub const POLICIES: [(&str, Policy); 13] = [
     ("warmset", Policy::Warmset(Parts::ALL)),
     ("no-preload", Policy::Warmset(Parts { preload: false, ..Parts::ALL })),
     ("no-intervals", Policy::Warmset(Parts { intervals: false, ..Parts::ALL })),
@@ -40,7 +59,16 @@ pub const POLICIES: [(&str, Policy); 8] = [
     ("lru", Policy::Lru),
     ("pinned-lru", Policy::PinnedLru),
     ("keep-alive", Policy::KeepAlive),
+    ("lfu", Policy::AsBlocks("lfu")),
+    ("s3-fifo", Policy::AsBlocks("s3-fifo")),
+    ("gdsf", Policy::AsBlocks("gdsf")),
+    ("hybrid-histogram", Policy::AsBlocks("hybrid-histogram")),
+    (cache::OPTIMUM, Policy::AsBlocks(cache::OPTIMUM)),
 ];
+
+fn block_policy(name: &str) -> Option<BuildPolicy> {
+    cache::POLICIES.into_iter().find(|(known, _)| *known == name).map(|(_, build)| build)
+}
 
 /// One policy at one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -78,7 +106,7 @@ pub struct MachineFigures {
 }
 
 /// One policy on one demand with so many slots.
-pub fn compare(scenario: &Scenario, demand: &Demand, slots: usize, name: &'static str) -> Result<Row, Violation> {
+pub fn compare(scenario: &Scenario, demand: &Demand, slots: usize, name: &'static str) -> Result<Row, CompareError> {
     let policy = POLICIES.iter().find(|(known, _)| *known == name).map_or(Policy::Lru, |(_, policy)| *policy);
     let load = scenario.load();
     let peer = match policy {
@@ -86,12 +114,16 @@ pub fn compare(scenario: &Scenario, demand: &Demand, slots: usize, name: &'stati
             let cost = Cost { bytes: MODEL_BYTES, load, run: scenario.run() };
             let capacity = MODEL_BYTES.saturating_mul(slots as u64);
             let mut node = Node::new(settings(capacity, parts), vec![cost; demand.models]);
-            node.run(demand)?;
+            node.run(demand).map_err(|violation| CompareError::Violation { policy: name, violation })?;
             return Ok(row(slots, name, node.outcome.starts, Some(figures(&node.outcome))));
         }
         Policy::Lru => Peer::Lru,
         Policy::PinnedLru => Peer::PinnedAndLru(most_called(demand, PINS)),
         Policy::KeepAlive => Peer::KeepAlive(KEEP_ALIVE),
+        Policy::AsBlocks(rule) => match block_policy(rule) {
+            Some(build) => return Ok(row(slots, name, replay_as_blocks(demand, build, slots, load)?, None)),
+            None => Peer::Lru,
+        },
     };
     Ok(row(slots, name, replay(demand, &peer, slots, load), None))
 }

@@ -69,7 +69,7 @@ fn lru_gives_the_published_table_to_its_last_digit() {
 #[test]
 fn warmset_stays_as_far_from_lru_as_it_came() {
     let capacities = [MILLION, 3 * MILLION, 10 * MILLION];
-    for (name, wanted) in [("conversation", [0.29, 0.24, 0.20]), ("synthetic", [-0.01, 0.01, 0.35])] {
+    for (name, wanted) in [("conversation", [0.24, 0.26, 0.22]), ("synthetic", [0.05, 0.03, 0.38])] {
         let Some(trace) = mooncake(name) else { return };
         let rows = rows(&trace, &capacities, &["warmset", "lru", "optimum"]);
         for (capacity, wanted) in capacities.into_iter().zip(wanted) {

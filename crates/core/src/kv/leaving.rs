@@ -63,13 +63,13 @@ mod tests {
     proptest! {
         #[test]
         fn the_least_is_the_least_of_all(
-            blocks in prop::collection::vec((100u8..120, 0u64..5_000), 1..60),
+            blocks in prop::collection::vec((100u16..120, 0u64..5_000), 1..60),
             gone in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
             later in 0u64..5_000,
         ) {
             let at = |second| Instant::after(Duration::from_secs(second));
             let now = at(5_000 + later);
-            let mut there: Vec<(u8, Instant, u32)> =
+            let mut there: Vec<(u16, Instant, u32)> =
                 blocks.iter().zip(0..).map(|((class, second), number)| (*class, at(*second), number)).collect();
             let mut leaving = Leaving::default();
             for (class, used_at, number) in &there {
@@ -83,7 +83,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(leaving.len(), there.len());
-            let worth = |block: &(u8, Instant, u32)| worth::of_class(block.0, now.since(block.1));
+            let worth = |block: &(u16, Instant, u32)| worth::of_class(block.0, now.since(block.1));
             let least = there.iter().map(worth).reduce(f64::min);
             prop_assert_eq!(leaving.least(now).map(|least| least.worth), least);
         }

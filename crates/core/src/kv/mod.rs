@@ -33,4 +33,4 @@ pub use protocol::{
 };
 pub use tier::Tier;
 pub use view::{HitTokens, ModelView, Rejected, TierView, Traffic, Verdict};
-pub use worth::{HALF_LIFE, PAUSE};
+pub use worth::{HALF_LIFE, PAUSE, PAUSE_FIRST};

@@ -2,7 +2,7 @@
 
 use super::{arguments::SimArguments, sim_cache, sim_routing};
 use crate::output::{Output, table, text_of};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
@@ -81,11 +81,8 @@ fn write_demand(path: &Path, demand: &Demand) -> Result<()> {
 
 /// One replay for each pair of room and policy; the rows are in the order of the pairs.
 fn replay_all(scenario: &Scenario, demand: &Demand, pairs: &[(usize, &'static str)]) -> Result<Vec<Row>> {
-    let rows = on_all_cores(pairs, |(slots, policy)| (*policy, compare(scenario, demand, *slots, policy)));
-    let rows = rows.into_iter().map(|(policy, row)| {
-        row.map_err(|violation| anyhow!("{policy} broke the invariant {violation:?}: please report it"))
-    });
-    rows.collect()
+    let rows = on_all_cores(pairs, |(slots, policy)| compare(scenario, demand, *slots, policy));
+    rows.into_iter().map(|row| Ok(row?)).collect()
 }
 
 /// Does something with each of these, as many at once as there are cores; results are in their order.
