@@ -59,7 +59,7 @@ impl Warmset {
         let found = granted.unwrap_or(0);
         if found > 0 {
             let seconds = found as f64 * BLOCK_BYTES as f64 / RESTORE_BYTES_PER_SECOND;
-            self.tell(request.at, Event::Restored { request: number, blocks: found as u32, seconds });
+            self.tell(request.at, Event::Restored { request: number, first_block: 0, blocks: found as u32, seconds });
         }
         found
     }
