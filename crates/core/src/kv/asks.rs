@@ -5,7 +5,6 @@ use super::{
     index::{NONE, Work},
     key::{BLOCK_TOKENS, BlockKey, KvIdentity},
     protocol::{Action, BlockKeyShort, BlockNumber, ReadFailure},
-    saves::NEW_WORTH,
     tier::Tier,
     view::HitTokens,
     worth,
