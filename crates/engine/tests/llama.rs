@@ -5,6 +5,7 @@
 #[path = "shapes/mod.rs"]
 mod shapes;
 #[path = "support/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of everything else")]
 mod support;
 
 use std::collections::BTreeSet;
