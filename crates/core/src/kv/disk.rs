@@ -18,6 +18,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Nothing is written for this long after a write has failed, and twice as long after one that failed when it was over.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// What others have of the bound is believed for so long, if there is no room without it.
+const OTHERS_BELIEVED: Duration = Duration::from_secs(10);
 
 /// What there is on disk.
 #[derive(Debug, Clone)]
@@ -25,8 +27,9 @@ pub(super) struct Disk {
     /// From disk into host memory, for all reads that go on together.
     pub(super) read: Bandwidth,
     pub(super) write: Bandwidth,
-    /// What of the bound is not to be had.
+    /// What of the bound is not to be had, as it was told last, and when that was.
     others_bytes: Bytes,
+    others_at: Instant,
     pub(super) queued_bytes: Bytes,
     /// Bytes of the blocks that are kept.
     pub(super) kept_bytes: Bytes,
@@ -85,6 +88,7 @@ impl Disk {
             read,
             write: read,
             others_bytes: 0,
+            others_at: Instant::ZERO,
             queued_bytes: 0,
             kept_bytes: 0,
             leaving: Leaving::default(),
@@ -98,6 +102,11 @@ impl Disk {
             writes_refused: 0,
             writes_failed: 0,
         }
+    }
+
+    /// Whether a block is to be tried although there was no room for it: others may have gone since that was told.
+    fn looks_again(&self, now: Instant) -> bool {
+        self.others_bytes > 0 && self.queued_bytes == 0 && now.since(self.others_at) >= OTHERS_BELIEVED
     }
 
     /// Lets pass what may be written by now. At most a day's worth is saved up.
@@ -123,7 +132,11 @@ impl Tier {
         // One block may always be on its way, however small the queue.
         let queued_bytes = self.disk.queued_bytes;
         let queued = queued_bytes == 0 || queued_bytes + bytes <= self.settings.disk_queue_bytes_max;
-        if !affordable || !queued || now < self.disk.paused_until || !self.has_disk_room(bytes, worth, actions) {
+        if !affordable
+            || !queued
+            || now < self.disk.paused_until
+            || !(self.has_disk_room(bytes, worth, actions) || self.disk.looks_again(now))
+        {
             self.disk.writes_refused += 1;
             return;
         }
@@ -164,7 +177,7 @@ impl Tier {
         let model = self.model_of(self.index.get(number));
         let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
         self.disk.queued_bytes = self.disk.queued_bytes.saturating_sub(bytes);
-        self.disk.others_bytes = others_bytes;
+        (self.disk.others_bytes, self.disk.others_at) = (others_bytes, now);
         self.index.get_mut(number).work = Work::Nothing;
         match outcome {
             Ok(place) => {
@@ -227,7 +240,7 @@ impl Tier {
         others_bytes: Bytes,
         actions: &mut Vec<Action>,
     ) {
-        self.disk.others_bytes = others_bytes;
+        (self.disk.others_bytes, self.disk.others_at) = (others_bytes, now);
         for found in blocks {
             let root = self.known(found.identity, found.payload_bytes).and_then(|model| self.root(model, found.domain));
             let Some(root) = root else {

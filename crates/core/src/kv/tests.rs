@@ -617,6 +617,23 @@ fn k10_others_files_leave_less_of_the_bound_and_what_is_new_still_comes_in() {
 }
 
 #[test]
+fn a_disk_that_others_have_left_is_found_to_have_room_again() {
+    let mut bench = Bench::new(settings(100, 10));
+    bench.others_bytes = 10 * SLOT;
+    bench.writes_fail = true;
+    bench.save(&keys("a", 0, 1));
+    (bench.others_bytes, bench.writes_fail) = (0, false);
+    bench.now = bench.now + Duration::from_secs(9);
+    bench.save(&keys("b", 0, 1));
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 0, "that is believed for a moment");
+    bench.now = bench.now + Duration::from_secs(2);
+    bench.save(&keys("c", 0, 4));
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 1, "one block is tried");
+    bench.save(&keys("d", 0, 4));
+    assert_eq!(bench.tier.view().models[0].disk_blocks, 5);
+}
+
+#[test]
 fn blocks_that_fail_together_keep_the_disk_alone_no_longer_than_one() {
     let mut bench = Bench::new(settings(100, 100));
     bench.writes_fail = true;
