@@ -312,4 +312,4 @@ def test_the_router_is_simulated_beside_the_rules_it_replaces():
         assert mine["hit_share"] >= 0.98 and mine["max_to_mean_in_flight"] <= 1.6 and mine["within_target_share"] >= 0.998
         assert other["hit_share"] < 0.4
     assert rows("--seed", "2", "--compare", "warmset") != ours
-    assert "for scenarios of models" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr
+    assert "are for other scenarios" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr
