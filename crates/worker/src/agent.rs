@@ -26,7 +26,7 @@ use warmset_core::{
     Digest, Instant, Machine, ModelName, WorkerId,
     inference::Reply,
     rollout::CanaryScore,
-    worker::{Action, Event, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
+    worker::{Action, Event, Exit, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
 };
 use warmset_engine::{child::Role, process::Launcher};
 
@@ -233,10 +233,8 @@ impl RunLoop {
                 reply(answer, self.pids.iter().map(|((digest, _), pid)| (*digest, *pid)).collect());
             }
             Command::LifeEnded(digest, generation, exit, lost) => {
-                self.lives.remove(&(digest, generation));
-                self.pids.remove(&(digest, generation));
-                self.requests.forget_running(digest, generation);
-                self.happen(Event::Exited { digest, generation, exit });
+                self.life_ended(digest, generation, exit);
+                // Only now: they may come again at once, as new requests.
                 for (replies, rejection) in lost {
                     // A caller that is gone needs no answer.
                     let _ = replies.send(Reply::Rejected(rejection));
@@ -245,6 +243,13 @@ impl RunLoop {
         }
         self.schedule_telling();
         self.schedule_spare();
+    }
+
+    fn life_ended(&mut self, digest: Digest, generation: Generation, exit: Exit) {
+        self.lives.remove(&(digest, generation));
+        self.pids.remove(&(digest, generation));
+        self.requests.forget_running(digest, generation);
+        self.happen(Event::Exited { digest, generation, exit });
     }
 
     fn configure(&mut self, model: ModelConfig) {
