@@ -87,8 +87,8 @@ impl Tier {
         let figures = &mut self.known[usize::from(model)].figures;
         figures.lookup_tokens += u64::from(prompt_tokens);
         let wanted = self.best_reload(model, &blocks, device_tokens);
-        let figures = &mut self.known[usize::from(model)].figures;
         let Some(wanted) = wanted else {
+            let figures = &mut self.known[usize::from(model)].figures;
             if known * BLOCK_TOKENS > device_tokens {
                 figures.recomputed += 1;
                 self.probe_disk(model, &blocks, keys, actions);
@@ -99,14 +99,23 @@ impl Tier {
             actions.push(Action::Grant { request, identity, first: 0, slots: Vec::new(), known });
             return;
         };
-        figures.reloaded += 1;
-        figures.traffic.add(traffic, wanted.end as u32);
-        if wanted.start > 0 {
-            figures.split += 1;
+        let computes_meanwhile = wanted.start > 0;
+        if computes_meanwhile {
             actions.push(Action::Grant { request, identity, first: 0, slots: Vec::new(), known });
         }
         let blocks = blocks[wanted.clone()].to_vec();
-        self.fetch(now, request, (model, known, device_tokens), blocks, (wanted.start as u32, &keys[wanted]), actions);
+        let first = wanted.start as u32;
+        let fetched = self.fetch(now, request, (model, known, device_tokens), blocks, (first, &keys[wanted]), actions);
+        let figures = &mut self.known[usize::from(model)].figures;
+        // Where no slot was to be had for any of them, all is computed after all.
+        if fetched > 0 {
+            figures.reloaded += 1;
+            figures.split += u64::from(computes_meanwhile);
+            figures.traffic.add(traffic, first + fetched);
+        } else {
+            figures.recomputed += 1;
+            figures.traffic.add(traffic, device_tokens / BLOCK_TOKENS);
+        }
     }
 
     /// Blocks of a prompt from the first on that are in host memory or on disk, or will be in a moment.
@@ -179,7 +188,7 @@ impl Tier {
         best
     }
 
-    /// Reads what must be read and grants the rest, now or when it is there.
+    /// Reads what must be read and grants the rest, now or when it is there. How many blocks it is to get.
     fn fetch(
         &mut self,
         now: Instant,
@@ -188,7 +197,7 @@ impl Tier {
         mut blocks: Vec<BlockNumber>,
         (first, keys): (u32, &[BlockKey]),
         actions: &mut Vec<Action>,
-    ) {
+    ) -> u32 {
         for number in &blocks {
             self.index.get_mut(*number).pins += 1;
             self.reorder(*number);
@@ -207,7 +216,8 @@ impl Tier {
         for number in blocks.split_off(there) {
             self.unpin(number, actions);
         }
-        let tokens = (first + blocks.len() as u32) * BLOCK_TOKENS;
+        let fetched = blocks.len() as u32;
+        let tokens = (first + fetched) * BLOCK_TOKENS;
         let known_model = &self.known[usize::from(model)];
         let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
         // Nobody waits longer for a reload than computing would take. Who computes meanwhile does not wait.
@@ -222,6 +232,7 @@ impl Tier {
         let waiting = Waiting { model, blocks, first, known, device_tokens, from_disk, since: now, give_up_at };
         self.waiting.insert(request, waiting);
         self.grant_if_complete(now, request, actions);
+        fetched
     }
 
     /// A disk that is too slow to use is tried now and then with a few blocks, for which nobody waits.
@@ -298,12 +309,14 @@ impl Tier {
             return;
         }
         self.index.get_mut(number).work = Work::Nothing;
-        if let Some(ReadFailure { reason, slot_is_held }) = failure {
+        if let Some(ReadFailure { reason, slot_is_held, is_lost }) = failure {
             self.rejected.count(&reason);
             if slot_is_held {
                 self.leave_slot_held(number);
             }
-            self.leave_disk(number, actions);
+            if is_lost {
+                self.leave_disk(number, actions);
+            }
             self.lose(now, number, actions);
         }
         self.settle(number, actions);

@@ -153,6 +153,7 @@ impl Tier {
         let beside = self.settings.disk_slack_bytes.saturating_add(self.disk.others_bytes);
         let max = self.settings.disk_bytes_max.saturating_sub(beside);
         while self.disk.kept_bytes + self.disk.queued_bytes + bytes > max {
+            self.class_again(self.disk.leaving.oldest());
             let Some(least) = self.disk.leaving.least(self.now) else { return false };
             if least.worth >= worth {
                 return false;
@@ -268,13 +269,15 @@ impl Tier {
         self.has_disk_room(0, f64::INFINITY, actions);
     }
 
-    /// Blocks that the disk gave up by itself.
-    pub(super) fn expired(&mut self, places: &[DiskPlace]) {
+    /// Blocks that the disk gave up by itself, since they are too old. They leave host memory, too: else they would be
+    /// written again.
+    pub(super) fn expired(&mut self, places: &[DiskPlace], actions: &mut Vec<Action>) {
         let places: BTreeSet<DiskPlace> = places.iter().copied().collect();
         let there = |number: &BlockNumber| self.disk_place(*number).is_some_and(|place| places.contains(&place));
         let gone: Vec<BlockNumber> = self.index.numbers().filter(there).collect();
         for number in gone {
             self.forget_on_disk(number);
+            self.forget_when_unused(number, actions);
         }
     }
 }

@@ -5,7 +5,10 @@ use super::{
     worth::{self, Class},
 };
 use crate::time::Instant;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 
 /// Who can leave, by class and time of the last use.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +46,11 @@ impl Leaving {
         self.classes.values().map(BTreeSet::len).sum()
     }
 
+    /// Of each class the block that was used longest ago.
+    pub(super) fn oldest(&self) -> Vec<BlockNumber> {
+        self.classes.values().filter_map(|blocks| blocks.first()).map(|(_, number)| *number).collect()
+    }
+
     /// Of each class the oldest, and of these the one that is worth least now; of equals the one of the lower class.
     pub(super) fn least(&self, now: Instant) -> Option<Least> {
         let oldest = self.classes.iter().filter_map(|(class, blocks)| {
@@ -56,7 +64,6 @@ impl Leaving {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
     use core::time::Duration;
     use proptest::prelude::*;
 

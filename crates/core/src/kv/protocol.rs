@@ -51,6 +51,8 @@ pub struct ReadFailure {
     pub reason: String,
     /// The disk has not answered and may still write into the slot.
     pub slot_is_held: bool,
+    /// What lies there is not the block: else it may be read another time.
+    pub is_lost: bool,
 }
 
 /// A block found on disk.

@@ -1,8 +1,8 @@
 //! Cases: what the tier decides in situations that have a right answer.
 
 use super::{
-    Action, BLOCK_TOKENS, BlockKey, DiskPlace, Event, KvIdentity, SaveId, Tier, TierSettings, TrustDomain, Verdict,
-    chain, protocol::ReadFailure,
+    Action, BLOCK_TOKENS, BlockKey, DiskPlace, Event, FoundBlock, KvIdentity, SaveId, Tier, TierSettings, TrustDomain,
+    Verdict, chain, protocol::ReadFailure,
 };
 use crate::{Digest, Instant, Machine, RequestId};
 use alloc::{string::ToString, vec, vec::Vec};
@@ -404,7 +404,8 @@ fn k3_a_read_that_fails_is_a_miss_from_there_on_and_its_reason_is_counted() {
     let reads = bench.held_reads.take().unwrap();
     let mut told = Vec::new();
     for (place, block) in reads.into_iter().enumerate() {
-        let failure = (place == 2).then(|| ReadFailure { reason: "checksum".to_string(), slot_is_held: false });
+        let failure =
+            (place == 2).then(|| ReadFailure { reason: "checksum".to_string(), slot_is_held: false, is_lost: true });
         told.extend(bench.tell(Event::ReadDone { block, seconds: 0.001, failure }));
     }
     assert_eq!(given(&told), Some(Given { first: 0, blocks: 2, known: 2 }));
@@ -494,7 +495,7 @@ fn k4_k5_k6_whatever_shapes_the_bytes_is_part_of_the_identity() {
 
 #[test]
 fn a_million_blocks_are_found_and_take_little_memory() {
-    use super::{FoundBlock, INDEX_BYTES_PER_BLOCK};
+    use super::INDEX_BYTES_PER_BLOCK;
     const { assert!(INDEX_BYTES_PER_BLOCK <= 128) };
     let mut bench = Bench::new(settings(100, 1 << 21));
     let key = |number: u64| {

@@ -147,7 +147,7 @@ impl Tier {
                 self.written(now, block, outcome, seconds, others_bytes, actions);
             }
             Event::Found { blocks, others_bytes } => self.found(now, &blocks, others_bytes, actions),
-            Event::Expired { places } => self.expired(&places),
+            Event::Expired { places } => self.expired(&places, actions),
             Event::Prefilled { identity, from_token, to_token, seconds } => {
                 if let Some(known) = self.known_mut(&identity) {
                     known.speed.observe(from_token, to_token, seconds);
@@ -246,6 +246,14 @@ impl Tier {
         }
     }
 
+    /// Puts blocks where they belong by the speeds that are known now. Those of their class may have changed since they
+    /// were put there: after a start all of them are guesses.
+    pub(super) fn class_again(&mut self, blocks: Vec<BlockNumber>) {
+        for number in blocks {
+            self.reorder(number);
+        }
+    }
+
     /// A use of a block.
     pub(super) fn touch(&mut self, now: Instant, number: BlockNumber) {
         // Taken out first: it is found by its last use.
@@ -274,6 +282,7 @@ impl Tier {
 
     /// Takes the least worthy block out of host memory, if it is worth less than this.
     fn evict_least(&mut self, below: f64, actions: &mut Vec<Action>) -> bool {
+        self.class_again(self.host.leaving.oldest());
         let Some(least) = self.host.leaving.least(self.now) else { return false };
         if least.worth >= below {
             return false;
@@ -378,14 +387,19 @@ impl Tier {
             concerned.into_iter().map(|number| (self.index.get(number).depth, number)).collect();
         concerned.sort_unstable_by(|one, other| other.cmp(one));
         for (_, number) in concerned {
-            let block = self.index.get(number);
-            if block.pins > 0 || block.work != Work::Nothing {
-                self.doomed.insert(number);
-            } else {
-                self.forget(number, actions);
-            }
+            self.forget_when_unused(number, actions);
         }
         actions.push(Action::PurgeDisk { domain });
+    }
+
+    /// Forgets a block everywhere, at once or when nobody uses it any more.
+    pub(super) fn forget_when_unused(&mut self, number: BlockNumber, actions: &mut Vec<Action>) {
+        let block = self.index.get(number);
+        if block.pins > 0 || block.work != Work::Nothing {
+            self.doomed.insert(number);
+        } else {
+            self.forget(number, actions);
+        }
     }
 
     /// What must always hold.

@@ -91,6 +91,11 @@ impl ReadError {
         REASONS[self.number()]
     }
 
+    /// Whether the block may be read another time: it is the disk that has no answer now.
+    pub fn is_passing(self) -> bool {
+        matches!(self, Self::Stuck | Self::Busy | Self::Off)
+    }
+
     pub(crate) fn number(self) -> usize {
         match self {
             Self::Short => 0,

@@ -114,7 +114,7 @@ impl Disk {
         let began = Instant::now();
         let commands = self.commands.clone();
         let Some(writer) = arena.writer(slot) else {
-            let failure = Some(ReadFailure { reason: "slot".to_owned(), slot_is_held: true });
+            let failure = Some(ReadFailure { reason: "slot".to_owned(), slot_is_held: true, is_lost: false });
             return tell(&commands, Event::ReadDone { block, seconds: 0.0, failure });
         };
         let location = Location { segment: place.segment, page: place.page, pages: place.pages };
@@ -123,6 +123,7 @@ impl Disk {
             let failure = result.err().map(|failed| ReadFailure {
                 reason: failed.error.reason().to_owned(),
                 slot_is_held: failed.memory.is_none(),
+                is_lost: !failed.error.is_passing(),
             });
             let seconds = began.elapsed().as_secs_f64();
             tell(&commands, Event::ReadDone { block, seconds, failure });
