@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 place=build/bench
 needed_kilobytes=$((12 << 20))
-cargo build -q --release --locked -p warmset-store --example segments_speed
+cargo build -q --release --locked -p warmset-store --example segments_speed --example kv_lookup
 cargo build -q --release --locked --manifest-path bench/blocks/Cargo.toml --target-dir "$place/blocks-target"
 [ "${LMCACHE:-}" = no ] || [ -x "$place/lmcache/bin/lmcache" ] && exit 0
 if [ "$(df --output=avail "$place" | tail -1)" -lt "$needed_kilobytes" ]; then

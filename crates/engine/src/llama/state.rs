@@ -147,7 +147,7 @@ fn test(context: &mut Context, template: &Template, first: &[u8]) -> Result<(), 
     let rows = rows.filter(|rows| rows.len() == TEST_TOKENS).ok_or("it does not hold the tokens that were computed")?;
     let pieces: Vec<Piece<'_>> = rows.iter().map(|payload| Piece { payload, cells: 1 }).collect();
     let mut composed = vec![0; first.len()];
-    template.compose(&pieces, &mut composed).map_err(refused)?;
+    template.compose(&pieces, &mut composed, 1).map_err(refused)?;
     let last = context.sequences() as i32 - 1;
     if !context.set_state(last, &composed) {
         return Err(sys::complaint("llama.cpp does not take a state that was put together"));

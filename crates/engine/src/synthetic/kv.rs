@@ -210,7 +210,8 @@ fn write(template: &Template, tokens: &[u32], staging: &mut [u8]) -> u64 {
     let bytes = layout.state_bytes(tokens.len() as u64);
     let payload = rows(tokens, layout.cell_bytes() as usize);
     let room = usize::try_from(bytes).ok().and_then(|bytes| staging.get_mut(..bytes));
-    let written = room.map(|room| template.compose(&[Piece { payload: &payload, cells: tokens.len() as u32 }], room));
+    let written =
+        room.map(|room| template.compose(&[Piece { payload: &payload, cells: tokens.len() as u32 }], room, 1));
     if matches!(written, Some(Ok(()))) { bytes } else { 0 }
 }
 

@@ -85,7 +85,7 @@ impl Generations {
             let pieces: Vec<Piece<'_>> = head.into_iter().chain(blocks).collect();
             let bytes = states.layout().state_bytes(there as u64) as usize;
             if let Ok(state) = self.scratch.take(bytes)
-                && states.compose(&pieces, state).is_ok()
+                && states.compose(&pieces, state, loaded.context.threads()).is_ok()
             {
                 let taken = loaded.context.set_state(sequence as i32, state);
                 restored = Some(if taken { there } else { 0 });
