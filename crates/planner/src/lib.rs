@@ -5,6 +5,7 @@
 //! demand a report. Modules are declared in reading order.
 #![forbid(unsafe_code)]
 
+pub mod batching;
 pub mod cache;
 pub mod calculate;
 pub mod demand;

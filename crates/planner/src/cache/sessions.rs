@@ -116,7 +116,7 @@ impl Sessions {
                     };
                     content.number()
                 });
-                builder.push(Instant::after(Duration::from_secs_f64(at)), length, contents)?;
+                builder.push(Instant::after(Duration::from_secs_f64(at)), (length, 0), contents)?;
                 length = length.saturating_add(tokens(self.answer_tokens, &mut random));
                 at += drawn(self.pause_seconds, &mut random);
                 let share = if turn == 0 { self.continued_share } else { self.continued_again_share };

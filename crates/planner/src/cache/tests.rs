@@ -24,7 +24,7 @@ fn tree(seed: u64, requests: u32) -> Trace {
     for number in 0..requests {
         let at = Instant::after(Duration::from_secs(u64::from(number) * 7));
         let length = random.u32(1..6);
-        builder.push(at, length, (0..length).map(|_| random.u64(0..3))).expect("it is small");
+        builder.push(at, (length, 0), (0..length).map(|_| random.u64(0..3))).expect("it is small");
     }
     builder.finish().expect("it has blocks")
 }
@@ -82,7 +82,7 @@ fn the_optimum_is_what_trying_everything_finds() {
         for number in 0..9 {
             let length = random.u32(1..4);
             let contents: Vec<u64> = (0..length).map(|_| random.u64(0..2)).collect();
-            builder.push(Instant(number), length, contents).expect("it is small");
+            builder.push(Instant(number), (length, 0), contents).expect("it is small");
         }
         let trace = builder.finish().expect("it has blocks");
         for blocks in 1..5 {

@@ -3,7 +3,7 @@
 //! Two formats are read, line by line JSON. Mooncake's (Qin et al., FAST 2025): `timestamp` in milliseconds,
 //! `input_length` in tokens, `hash_ids` with one number for each block of 512 tokens and all before it. RAGPulse's (Wang et
 //! al., arXiv 2511.12979): `timestamp` in seconds, `hash_ids` with lists of numbers for the parts of the prompt; how many
-//! tokens each has stands elsewhere, so all of a request's count alike.
+//! tokens each has stands elsewhere, so all of a request's count alike. Both may say how long the answer was: `output_length`.
 
 use super::Lookup;
 use crate::demand::Demand;
@@ -59,6 +59,7 @@ pub enum TraceError {
 struct Request {
     at: Instant,
     input_tokens: u32,
+    output_tokens: u32,
     full_blocks: u32,
     first_use: usize,
     end_use: usize,
@@ -88,11 +89,11 @@ impl Builder {
         Self { trace: Trace { block_tokens, ..Trace::default() }, ..Self::default() }
     }
 
-    /// One more request; contents are told apart by number.
+    /// One more request, with the tokens of its prompt and of its answer; contents are told apart by number.
     pub fn push(
         &mut self,
         at: Instant,
-        input_tokens: u32,
+        (input_tokens, output_tokens): (u32, u32),
         contents: impl IntoIterator<Item = u64>,
     ) -> Result<(), TraceError> {
         let first_use = self.trace.uses.len();
@@ -113,7 +114,7 @@ impl Builder {
         }
         let blocks = (end_use - first_use) as u32;
         let full_blocks = self.trace.block_tokens.map_or(blocks, |tokens| (input_tokens / tokens).min(blocks));
-        self.trace.requests.push(Request { at, input_tokens, full_blocks, first_use, end_use });
+        self.trace.requests.push(Request { at, input_tokens, output_tokens, full_blocks, first_use, end_use });
         Ok(())
     }
 
@@ -163,6 +164,16 @@ impl Trace {
         u64::from(self.requests[number as usize].input_tokens)
     }
 
+    /// Tokens of its answer; none where the trace does not say.
+    pub fn output_tokens(&self, number: u32) -> u32 {
+        self.requests[number as usize].output_tokens
+    }
+
+    /// Tokens of a block, unless a request's blocks share its tokens evenly.
+    pub fn block_tokens(&self) -> Option<u32> {
+        self.block_tokens
+    }
+
     /// Tokens of a request's first blocks.
     pub fn tokens_of(&self, number: u32, blocks: usize) -> u64 {
         let request = &self.requests[number as usize];
@@ -205,15 +216,16 @@ impl Trace {
         for (line, number) in lines() {
             let line = parse(line, number)?;
             let at = line.timestamp.at(number)?;
+            let tokens = (line.input_length, line.output_length);
             match line.hash_ids {
                 HashIds::Prefixes(ids) => {
                     if ids.len() != line.input_length.div_ceil(block_tokens) as usize {
                         let (tokens, blocks) = (line.input_length, ids.len());
                         return Err(TraceError::BlockSize { line: number, tokens, blocks, block_tokens });
                     }
-                    builder.push(at, line.input_length, ids)?;
+                    builder.push(at, tokens, ids)?;
                 }
-                HashIds::Parts(parts) => builder.push(at, line.input_length, parts.in_order())?,
+                HashIds::Parts(parts) => builder.push(at, tokens, parts.in_order())?,
             }
         }
         builder.finish()
@@ -223,7 +235,7 @@ impl Trace {
     pub fn of_models(demand: &Demand) -> Result<Self, TraceError> {
         let mut builder = Builder::new(Some(1));
         for arrival in &demand.arrivals {
-            builder.push(arrival.at, 1, [arrival.model as u64])?;
+            builder.push(arrival.at, (1, 0), [arrival.model as u64])?;
         }
         builder.finish()
     }
@@ -237,6 +249,8 @@ fn parse(line: &str, number: usize) -> Result<Line, TraceError> {
 struct Line {
     timestamp: Timestamp,
     input_length: u32,
+    #[serde(default)]
+    output_length: u32,
     hash_ids: HashIds,
 }
 
@@ -293,6 +307,7 @@ mod tests {
         let trace = Trace::read(mooncake, 512).expect("it is well formed");
         assert_eq!((trace.len(), trace.blocks(), trace.uses()), (2, 4, 5));
         let first = trace.lookups().next().expect("there are two");
+        assert_eq!((trace.block_tokens(), trace.output_tokens(first.number)), (Some(512), 5));
         assert_eq!((first.at, first.full_blocks), (Instant::after(Duration::from_millis(500)), 1));
         assert_eq!((trace.tokens_of(0, 1), trace.tokens_of(0, 2)), (512, 600));
         let pulse = r#"{"timestamp": "82", "input_length": 300, "hash_ids":

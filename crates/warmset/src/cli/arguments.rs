@@ -96,17 +96,17 @@ pub(crate) enum Command {
 /// `warmset sim`
 #[derive(Debug, Args)]
 pub(crate) struct SimArguments {
-    /// A scenario that is shipped (rare-models, office-hours, shared-prompts, kv-cache), or a file that describes one
+    /// A scenario that is shipped (rare-models, office-hours, shared-prompts, kv-cache, batching), or a file that describes one
     #[arg(value_name = "SCENARIO")]
     pub(crate) scenario: String,
     /// Recorded requests in the place of synthetic ones: a table of the Azure Functions trace, for kv-cache lines of Mooncake's or
-    /// RAGPulse's form; .gz or not
+    /// RAGPulse's form, for batching lines of Mooncake's form or a table of Azure's language models; .gz or not
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// What synthetic demand and the moments within a trace's minutes are drawn from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Policies to compare [default: all]
+    /// Policies to compare, for batching the levels step and request [default: all]
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub(crate) compare: Vec<String>,
     /// Sizes of memory to compare, in models [default: the scenario's]

@@ -14,6 +14,7 @@ mod place;
 mod plan;
 mod run;
 mod sim;
+mod sim_batching;
 mod sim_cache;
 mod sim_routing;
 mod top;

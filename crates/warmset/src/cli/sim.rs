@@ -1,6 +1,6 @@
 //! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
 
-use super::{arguments::SimArguments, sim_cache, sim_routing};
+use super::{arguments::SimArguments, sim_batching, sim_cache, sim_routing};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use std::{
 };
 use warmset_core::Instant;
 use warmset_planner::{
+    batching::plan as batching_plan,
     cache::plan as cache_plan,
     demand::Demand,
     report::{POLICIES, Row, compare},
@@ -33,6 +34,9 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     let description = described(&arguments.scenario)?;
     if Plan::is_described_by(&description) {
         return sim_routing::run(&description, arguments, output);
+    }
+    if batching_plan::Plan::is_described_by(&description) {
+        return sim_batching::run(&description, arguments, output);
     }
     if cache_plan::Plan::is_described_by(&description) {
         return sim_cache::run(&description, arguments, output);
@@ -116,7 +120,7 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED, cache_plan::SHIPPED]);
+    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED]);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
         return Ok(text.to_owned());
     }
