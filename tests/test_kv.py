@@ -277,6 +277,26 @@ def test_prompts_are_not_readable_on_an_encrypted_disk(pool, models, tmp_path):
         server.stop()
 
 
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_what_is_cleared_is_nowhere_any_more(pool, models, expected, tmp_path, encrypt):
+    place = tmp_path / "kv"
+    server = pool(models=[model(models)], kv={"dir": str(place), "disk": 256 << 20, "disk_free": 0, "encrypt": encrypt})
+    tokens = prompt(70, TOKENS)
+    assert ask(server, tokens) == (expected(tokens), 0)
+    wait_for_blocks(server, BLOCKS, "disk")
+    shown = server.cli_json("kv", "clear")
+    assert [(one["host_blocks"], one["disk_blocks"]) for one in shown["models"]] == [(0, 0)]
+
+    def content():
+        return b"".join(path.read_bytes() for path in place.iterdir() if path.is_file() and path.name != "lock")
+    warmset.wait_for(lambda: b"warmKV1" not in content() and kv(server)["disk_bytes"] < 1 << 20, lambda: kv(server))
+    assert ask(server, tokens) == (expected(tokens), 0), "its engine has forgotten it, too"
+    wait_for_blocks(server, BLOCKS, "disk")
+    server.stop()
+    server.start()
+    assert ask(server, tokens) == (expected(tokens), BLOCKS * BLOCK_TOKENS), "what came after it is kept"
+
+
 def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, tmp_path):
     place = tmp_path / "small"
     place.mkdir()

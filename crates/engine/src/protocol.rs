@@ -55,6 +55,8 @@ pub enum ToEngine {
     SaveSkip { save: u64 },
     /// What was saved is out of the staging area.
     SaveEnd { save: u64 },
+    /// Keep nothing of a trust domain: idle sequences forget it, and requests that run leave nothing behind.
+    KvForget { domain: TrustDomain },
     /// Stop computing a request, so that it can leave; answered by `ParkSized` or `ParkRefused`.
     Park { request: u64 },
     /// Put a stopped request into memory of so many bytes, whose descriptor comes with this message, and forget it;

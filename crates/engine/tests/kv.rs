@@ -73,6 +73,29 @@ fn a_prompt_that_begins_like_one_before_is_computed_from_there_on_and_says_the_s
 }
 
 #[test]
+fn what_is_to_be_forgotten_is_found_by_nobody() {
+    let (own, other) = (Some(domain("one")), Some(domain("two")));
+    let mut harness = Harness::new(2048, 2);
+    let (mine, theirs) = (job(&words_of(1, 200), 4, own), job(&words_of(2, 200), 4, other));
+    harness.run(mine.clone());
+    harness.run(theirs.clone());
+    harness.send(ToEngine::KvForget { domain: domain("one") });
+    assert!(cached(&harness.run(theirs.clone())) > 0, "another domain's stays");
+    assert_eq!(cached(&harness.run(mine.clone())), 0);
+    assert!(cached(&harness.run(mine)) > 0, "what was asked after it is kept again");
+
+    // What runs meanwhile goes on, and leaves nothing behind.
+    let mut world = World::new(1);
+    let running = world.start(job(&words_of(3, 200), 8, own));
+    world.step();
+    world.harness.send(ToEngine::KvForget { domain: domain("one") });
+    world.finish(&[running]);
+    assert_eq!(world.harness.answers[&running].usage().completion_tokens, 8);
+    assert_eq!((world.tier.blocks(), world.tier.all_settled()), (0, true));
+    assert_eq!(cached(&world.run(job(&words_of(3, 200), 4, own))), 0);
+}
+
+#[test]
 fn a_second_turn_computes_its_new_tokens_only() {
     let own = Some(domain("one"));
     let mut harness = Harness::new(2048, 2);

@@ -108,6 +108,7 @@ fn admin_table() -> Table<AdminState> {
         route("GET", "/admin/v1/workers", Admin, admin::workers),
         route("GET", "/admin/v1/ledger", Admin, admin::ledger),
         route("GET", "/admin/v1/kv", Admin, admin::kv),
+        route("DELETE", "/admin/v1/kv", Admin, admin::clear_kv),
         route("GET", "/admin/v1/events", Admin, admin::events),
         route("POST", "/admin/v1/drain", Admin, admin::drain),
         route("GET", "/admin/v1/jobs", Admin, jobs::admin_list),

@@ -493,6 +493,10 @@ impl AdminBackend for Backend {
         answer(crate::kv::document(&self.0))
     }
 
+    fn clear_kv(&self) -> AdminFuture<'_> {
+        answer(crate::kv::clear(&self.0))
+    }
+
     fn drain(&self) -> AdminFuture<'_> {
         let server = self.0.clone();
         tokio::spawn(async move { server.drain_all().await });

@@ -1,10 +1,15 @@
 //! The KV tier of a server: its limits from the configuration, and what it shows of itself.
 
-use crate::{admin_backend::Server, config::KvOptions};
+use crate::{admin_backend::Server, config::KvOptions, link::TRUST_DOMAIN};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path};
-use warmset_core::{Bytes, kv::TierSettings, memory::HOST, worker};
+use warmset_core::{
+    Bytes,
+    kv::{TierSettings, TrustDomain},
+    memory::HOST,
+    worker,
+};
 use warmset_store::segments::Options;
 use warmset_worker::{Clock, DiskConfig, KvConfig, KvHandle};
 
@@ -78,6 +83,15 @@ fn disk(options: &KvOptions, data: &Path, host_bytes_max: Bytes) -> Result<Optio
         },
         retention: options.retention,
     }))
+}
+
+/// Forgets every prompt that was asked until now, wherever it is kept.
+pub(crate) async fn clear(server: &Server) -> Result<Value> {
+    if let Some(kv) = &server.kv {
+        kv.purge(TrustDomain::named(TRUST_DOMAIN));
+        tracing::info!("all KV is cleared, as the operator wants");
+    }
+    document(server).await
 }
 
 /// What `GET /admin/v1/kv` answers.

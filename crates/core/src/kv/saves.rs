@@ -205,6 +205,19 @@ impl Tier {
         }
     }
 
+    /// Nothing of a trust domain is taken in that was offered before.
+    pub(super) fn forget_offers(&mut self, domain: TrustDomain, actions: &mut Vec<Action>) {
+        let roots = &self.roots;
+        let concerns = |offer: &Offer| roots[usize::from(offer.root)].domain == domain;
+        let skipped = self.saves.waiting.iter().filter(|(_, offer)| concerns(offer));
+        actions.extend(skipped.map(|(save, _)| Action::SaveSkip { save: *save }));
+        self.saves.waiting.retain(|(_, offer)| !concerns(offer));
+        // What an engine is writing down already is not looked at when it comes. What is being gathered is doomed.
+        for offer in self.saves.active.values_mut().filter(|offer| concerns(offer)) {
+            offer.keys.clear();
+        }
+    }
+
     fn next_save(&mut self, actions: &mut Vec<Action>) {
         while (self.saves.active.len() as u32) < self.settings.saves_max {
             let Some((save, offer)) = self.saves.waiting.pop_front() else { return };

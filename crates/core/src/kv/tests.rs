@@ -494,6 +494,40 @@ fn k4_k5_k6_whatever_shapes_the_bytes_is_part_of_the_identity() {
 }
 
 #[test]
+fn a_purge_takes_what_is_offered_but_not_there_yet() {
+    let mut bench = Bench::new(settings(100, 100));
+    let offer = |save: u64, keys: Vec<BlockKey>| Event::SaveOffered {
+        save: SaveId(save),
+        identity: identity(1),
+        domain: TrustDomain::named("a"),
+        parent: BlockKey([0; 32]),
+        first_block: 0,
+        keys,
+    };
+    let mut actions = Vec::new();
+    let (now, domain) = (bench.now, TrustDomain::named("a"));
+    bench.tier.handle(now, offer(1, keys("a", 0, 3)), &mut actions);
+    bench.tier.handle(now, offer(2, keys("a", 500, 3)), &mut actions);
+    bench.tier.handle(now, Event::Purge { domain }, &mut actions);
+    let wanted =
+        [Action::SaveGo { save: SaveId(1) }, Action::SaveSkip { save: SaveId(2) }, Action::PurgeDisk { domain }];
+    assert_eq!(actions, wanted);
+    // The staging area is given back, with nothing taken out of it.
+    actions.clear();
+    bench.tier.handle(now, Event::Staged { save: SaveId(1), ok: true }, &mut actions);
+    assert_eq!(actions, [Action::Gather { save: SaveId(1), identity: identity(1), blocks: Vec::new() }]);
+    // What is being gathered goes as soon as it is there; the next offer is taken.
+    bench.tier.handle(now, offer(3, keys("a", 0, 3)), &mut actions);
+    bench.tier.handle(now, Event::Staged { save: SaveId(3), ok: true }, &mut actions);
+    bench.tier.handle(now, Event::Purge { domain }, &mut actions);
+    bench.tier.handle(now, Event::Gathered { save: SaveId(3), ok: true }, &mut actions);
+    bench.tier.check().unwrap();
+    assert_eq!(bench.tier.host_bytes(), 0);
+    bench.save(&keys("a", 0, 3));
+    assert_eq!(bench.ask(&keys("a", 0, 3), 0).blocks, 3);
+}
+
+#[test]
 fn a_million_blocks_are_found_and_take_little_memory() {
     use super::INDEX_BYTES_PER_BLOCK;
     const { assert!(INDEX_BYTES_PER_BLOCK <= 128) };

@@ -389,6 +389,7 @@ impl Tier {
         for (_, number) in concerned {
             self.forget_when_unused(number, actions);
         }
+        self.forget_offers(domain, actions);
         actions.push(Action::PurgeDisk { domain });
     }
 

@@ -257,6 +257,7 @@ impl Host {
             | ToEngine::SaveGo { .. }
             | ToEngine::SaveSkip { .. }
             | ToEngine::SaveEnd { .. }
+            | ToEngine::KvForget { .. }
             | ToEngine::ParkStop { .. } => {}
         }
     }

@@ -153,6 +153,7 @@ impl Engine for LlamaEngine {
             ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
                 self.generations.answer_save(loaded, &message, report);
             }
+            ToEngine::KvForget { domain } => self.generations.forget_domain(loaded, &domain),
             ToEngine::Park { request } => self.generations.stop(loaded, request, report),
             ToEngine::ParkStop { request } => self.generations.run_on(request),
             ToEngine::KvOpen(_)

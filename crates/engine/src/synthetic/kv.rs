@@ -168,6 +168,15 @@ impl Kv {
         }
     }
 
+    /// Finished sequences of a trust domain are forgotten, and not saved.
+    pub(super) fn forget_domain(&mut self, domain: &TrustDomain) {
+        for (lost, _) in self.held.extract_if(.., |(_, held)| held.domain.as_ref() == Some(domain)) {
+            if let Some(tier) = &mut self.tier {
+                tier.saves.cut(lost, 0);
+            }
+        }
+    }
+
     /// Takes an answer about a save and writes what may be written.
     pub(super) fn answer_save(&mut self, answer: &ToEngine, report: Report<'_>) {
         let (Some(tier), Some(template)) = (&mut self.tier, &self.template) else { return };

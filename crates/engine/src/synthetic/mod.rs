@@ -25,6 +25,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
+use warmset_core::kv::TrustDomain;
 
 /// A spec is a small file.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
@@ -130,6 +131,7 @@ impl Engine for SyntheticEngine {
             ToEngine::SaveGo { .. } | ToEngine::SaveSkip { .. } | ToEngine::SaveEnd { .. } => {
                 self.kv.answer_save(&message, report);
             }
+            ToEngine::KvForget { domain } => self.forget_domain(&domain),
             ToEngine::Park { request } => self.stop(request, report),
             ToEngine::ParkStop { request } => self.run_on(request),
             ToEngine::KvOpen(_)
@@ -193,6 +195,13 @@ impl SyntheticEngine {
             SyntheticFailure::EatsMemory => self.held.push(vec![1; EATEN_BYTES_PER_STEP]),
             _ => {}
         }
+    }
+
+    fn forget_domain(&mut self, domain: &TrustDomain) {
+        for generation in self.generations.iter_mut().filter(|one| one.prefix.domain.as_ref() == Some(domain)) {
+            generation.prefix.domain = None;
+        }
+        self.kv.forget_domain(domain);
     }
 
     fn accept(&mut self, request: u64, job: &GenerateJob, report: Report<'_>) {

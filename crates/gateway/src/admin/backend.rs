@@ -77,6 +77,10 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn ledger(&self) -> AdminFuture<'_>;
     /// `GET /admin/v1/kv`: what is kept of prompts, and whether it pays.
     fn kv(&self) -> AdminFuture<'_>;
+    /// `DELETE /admin/v1/kv`: keep nothing of any prompt that was asked until now. Answers as `kv` does after it.
+    fn clear_kv(&self) -> AdminFuture<'_> {
+        Box::pin(async { Err(AdminError::not_found("no KV is kept here")) })
+    }
     /// `POST /admin/v1/drain`: accept nothing new, finish what runs, unload everything.
     fn drain(&self) -> AdminFuture<'_>;
     /// `POST /admin/v1/reload`: read the configuration again and change what has changed.

@@ -176,6 +176,10 @@ pub(crate) async fn kv(State(state): State<AdminState>) -> Answer {
     answer(state.backend.kv()).await
 }
 
+pub(crate) async fn clear_kv(State(state): State<AdminState>) -> Answer {
+    answer(state.backend.clear_kv()).await
+}
+
 pub(crate) async fn drain(State(state): State<AdminState>) -> Answer {
     answer(state.backend.drain()).await
 }

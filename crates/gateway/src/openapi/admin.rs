@@ -31,6 +31,8 @@ pub(super) fn operations() -> Vec<Operation> {
         get("/admin/v1/workers", "Workers with their memory and processes").answers(200, "WorkerList"),
         get("/admin/v1/ledger", "Every byte: sums, and who holds what").answers(200, "Ledger"),
         get("/admin/v1/kv", "What is kept of prompts, and whether it pays").answers(200, "Kv"),
+        Operation::new("DELETE", "/admin/v1/kv", Admin, "Forgets all prompts, and tells what is kept then")
+            .answers(200, "Kv"),
         get("/admin/v1/events", "What happens, as server-sent events")
             .query("after", &whole, "goes on after this event")
             .streams(),

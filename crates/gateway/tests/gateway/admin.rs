@@ -72,6 +72,9 @@ impl AdminBackend for Program {
     fn kv(&self) -> AdminFuture<'_> {
         self.call("kv".into())
     }
+    fn clear_kv(&self) -> AdminFuture<'_> {
+        self.call("clear_kv".into())
+    }
     fn drain(&self) -> AdminFuture<'_> {
         self.call("drain".into())
     }
@@ -136,6 +139,7 @@ async fn every_route_reaches_its_call() {
         ("GET", "/admin/v1/workers".to_owned(), "", "workers"),
         ("GET", "/admin/v1/ledger".to_owned(), "", "ledger"),
         ("GET", "/admin/v1/kv".to_owned(), "", "kv"),
+        ("DELETE", "/admin/v1/kv".to_owned(), "", "clear_kv"),
         ("POST", "/admin/v1/drain".to_owned(), "", "drain"),
     ] {
         let response = admin.ask(method, &path, body).await;

@@ -61,8 +61,12 @@ pub(crate) enum Command {
     /// List, show and cancel files of requests that are answered later
     #[command(subcommand)]
     Batches(BatchesCommand),
-    /// Show what is kept of prompts, and whether it pays
-    Kv,
+    /// Show what is kept of prompts, and whether it pays; or forget it
+    Kv {
+        /// What to do [default: show]
+        #[command(subcommand)]
+        command: Option<KvCommand>,
+    },
     /// Chat with a model in the terminal, or send it one prompt
     Run(RunArguments),
     /// Watch memory, models, queues and events of a running server
@@ -91,6 +95,13 @@ pub(crate) enum Command {
         /// What kind of engine process
         role: Option<String>,
     },
+}
+
+/// `warmset kv`
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum KvCommand {
+    /// Forget all prompts that were asked until now: in engines, in memory and on disk
+    Clear,
 }
 
 /// `warmset sim`

@@ -1,15 +1,23 @@
-//! `warmset kv`: what is kept of prompts, and whether it pays.
+//! `warmset kv`: what is kept of prompts, and whether it pays; and forgetting it.
 
-use super::{arguments::GlobalArguments, place::Place};
+use super::{
+    arguments::{GlobalArguments, KvCommand},
+    place::Place,
+};
 use crate::output::{Output, bytes_of, fields, table, text_of};
 use anyhow::{Result, bail};
+use hyper::Method;
 use serde_json::Value;
 
-/// Shows the tier of the running server.
-pub(crate) async fn run(global: &GlobalArguments, output: Output) -> Result<()> {
+/// Shows the tier of the running server, after it has forgotten everything if that is wanted.
+pub(crate) async fn run(command: Option<KvCommand>, global: &GlobalArguments, output: Output) -> Result<()> {
+    let method = match command {
+        None => Method::GET,
+        Some(KvCommand::Clear) => Method::DELETE,
+    };
     let place = Place::find(global).await?;
     let shown = match &place {
-        Place::Server(client) => client.get("/admin/v1/kv").await.map_err(Into::into),
+        Place::Server(client) => client.call(method, "/admin/v1/kv", None).await.map_err(Into::into),
         Place::Directory { .. } => Err(anyhow::anyhow!("no server runs here: KV is kept by a running one")),
     };
     place.leave().await;

@@ -116,9 +116,9 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
             start_log("error");
             done(runtime()?.block_on(batches::run(command, &global, output)))
         }
-        Command::Kv => {
+        Command::Kv { command } => {
             start_log("error");
-            done(runtime()?.block_on(kv::run(&global, output)))
+            done(runtime()?.block_on(kv::run(command, &global, output)))
         }
         Command::Run(arguments) => {
             start_log("error");

@@ -159,7 +159,10 @@ impl RunLoop {
                 // Whoever asked may have gone.
                 let _ = answer.send(TierView { disk_bytes, ..self.tier.view() });
             }
-            KvCommand::Purge(domain) => self.happen(Event::Purge { domain }),
+            KvCommand::Purge(domain) => {
+                self.engines.values().for_each(|engine| say(engine, ToEngine::KvForget { domain }));
+                self.happen(Event::Purge { domain });
+            }
         }
     }
 

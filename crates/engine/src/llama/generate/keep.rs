@@ -19,7 +19,7 @@ use crate::{
     protocol::{FromEngine, KvGrant, KvOpen, ToEngine},
 };
 use std::time::{Duration, Instant};
-use warmset_core::kv::BLOCK_TOKENS;
+use warmset_core::kv::{BLOCK_TOKENS, TrustDomain};
 
 /// A request waits so long for a save of what lies where it is to begin, as a share of the time that computing took, and
 /// within these bounds.
@@ -111,6 +111,21 @@ impl Generations {
         self.cut(loaded, sequence, 0);
         if let Some(held) = self.held.get_mut(sequence) {
             *held = Held::default();
+        }
+    }
+
+    /// Keeps nothing of a trust domain: idle sequences forget it, and what runs leaves nothing behind.
+    pub(in crate::llama) fn forget_domain(&mut self, loaded: &mut Loaded, domain: &TrustDomain) {
+        for sequence in 0..self.slots.len() {
+            let running = self.slots[sequence].as_ref().and_then(|running| self.all.get(&running.request));
+            if running.is_some_and(|generation| generation.job.kv_domain.as_ref() == Some(domain)) {
+                self.lose(sequence, 0);
+            } else if self.slots[sequence].is_none() && self.held[sequence].domain.as_ref() == Some(domain) {
+                self.clear_sequence(loaded, sequence);
+            }
+        }
+        for generation in self.all.values_mut().filter(|one| one.job.kv_domain.as_ref() == Some(domain)) {
+            generation.job.kv_domain = None;
         }
     }
 
