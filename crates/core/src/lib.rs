@@ -17,6 +17,7 @@ pub mod jobs;
 pub mod kv;
 pub mod machine;
 pub mod memory;
+pub mod recording;
 pub mod residency;
 pub mod rollout;
 pub mod routing;

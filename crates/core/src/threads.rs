@@ -7,9 +7,10 @@
 use crate::{ids::Digest, time::Instant};
 use alloc::{collections::BTreeMap, vec::Vec};
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// What one engine does with processor time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Activity {
     /// It has no work and takes no step.
     Idle,
@@ -20,7 +21,7 @@ enum Activity {
 }
 
 /// What one engine holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Lease {
     /// The last number it was told.
     told: u32,
@@ -49,7 +50,7 @@ impl Lease {
 }
 
 /// The leases of one worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadLeases {
     cores: u32,
     quantum: Duration,

@@ -13,6 +13,8 @@ use warmset_core::{
 use world::{Behaviour, Note, Random, World, id, settings, spec};
 
 const SEEDS_DEFAULT: u64 = 200;
+/// Seeds that are replayed in the everyday run.
+const REPLAYED_SEEDS: u64 = 20;
 const MODELS: u8 = 6;
 const WORKER: WorkerId = WorkerId(0);
 
@@ -208,17 +210,8 @@ fn every_caller_gets_exactly_one_last_word_and_all_permits_return() {
 
 #[test]
 fn a_recorded_gateway_replays_to_the_same_actions() {
-    for seed in 0..20 {
-        let mut pool = play(seed);
-        let log = std::mem::take(&mut pool.log);
-        let limits = play(seed).gateway.settings().clone();
-        let mut replayed = Gateway::new(limits);
-        for (now, event, actions) in log {
-            let text = serde_json::to_string(&event).expect("events are plain data");
-            let event: gateway::Event = serde_json::from_str(&text).expect("events are plain data");
-            let mut again = vec![];
-            replayed.handle(now, event, &mut again);
-            assert_eq!(again, actions, "seed {seed}");
-        }
+    for seed in world::seeds(REPLAYED_SEEDS) {
+        let pool = play(seed);
+        world::replay(seed, Gateway::new(pool.gateway.settings().clone()), &pool.log);
     }
 }

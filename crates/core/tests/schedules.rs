@@ -6,7 +6,7 @@ mod world;
 
 use std::time::Duration;
 use warmset_core::{
-    Footprint, Machine, MemoryVector, PoolName, Priority, RequestId,
+    Footprint, MemoryVector, PoolName, Priority, RequestId,
     forecast::{Forecast, Parts, WallTime},
     worker::{CancelCause, Event, Recollection, Worker},
 };
@@ -14,6 +14,8 @@ use world::{Answer, Behaviour, Random, World, id, settings, spec};
 
 /// Seeds in the everyday run.
 const SEEDS_DEFAULT: u64 = 300;
+/// Seeds that are replayed in the everyday run.
+const REPLAYED_SEEDS: u64 = 20;
 const MODELS: u8 = 7;
 
 fn any_world(random: &mut Random) -> World {
@@ -195,16 +197,8 @@ fn the_same_seed_twice_is_the_same_run() {
 
 #[test]
 fn a_recorded_run_replays_to_the_same_actions() {
-    for seed in 0..20 {
+    for seed in world::seeds(REPLAYED_SEEDS) {
         let world = play(seed);
-        let mut replayed = Worker::new(world.worker.settings().clone(), warmset_core::Instant::ZERO);
-        for (number, (now, event, actions)) in world.log.iter().enumerate() {
-            // Through text, as a recording on disk would be.
-            let text = serde_json::to_string(event).expect("events are plain data");
-            let event: Event = serde_json::from_str(&text).expect("events are plain data");
-            let mut again = vec![];
-            replayed.handle(*now, event, &mut again);
-            assert_eq!(again, *actions, "seed {seed}, event {number}");
-        }
+        world::replay(seed, Worker::new(world.worker.settings().clone(), warmset_core::Instant::ZERO), &world.log);
     }
 }

@@ -6,12 +6,10 @@ use crate::{
     directory::{Directory, Entry},
     link::WorkerLink,
     metrics::{GatewayFigures, Metrics},
-    recorder::{RecordError, Recorder},
     run_loop::{Message, RunLoop},
 };
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -22,8 +20,9 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
     Digest, ModelName, Priority, RequestId, TenantId, WorkerId,
-    gateway::{Event, Refusal, Route, Settings, Violation},
+    gateway::{Event, Gateway, Refusal, Route, Settings, Violation},
     inference::{Reply, Work},
+    recording::Tape,
     worker::ModelState,
 };
 
@@ -39,20 +38,13 @@ pub struct FrontendConfig {
     pub settings: Settings,
     /// The clock, shared with whoever compares instants.
     pub clock: Clock,
-    /// Where `(now, event)` is recorded, if anywhere.
-    pub recording: Option<PathBuf>,
     /// A caller that reads nothing for this long is cut.
     pub stall_timeout: Duration,
 }
 
 impl Default for FrontendConfig {
     fn default() -> Self {
-        Self {
-            settings: Settings::default(),
-            clock: Clock::start(),
-            recording: None,
-            stall_timeout: Duration::from_secs(60),
-        }
+        Self { settings: Settings::default(), clock: Clock::start(), stall_timeout: Duration::from_secs(60) }
     }
 }
 
@@ -189,22 +181,18 @@ pub struct Frontend {
 
 impl Frontend {
     /// Starts the run loop on the current tokio runtime.
-    pub fn start(config: FrontendConfig, metrics: Arc<Metrics>) -> Result<Self, RecordError> {
-        let recorder = match &config.recording {
-            Some(path) => Some(Recorder::create(path, &config.settings)?),
-            None => None,
-        };
+    pub fn start(config: FrontendConfig, metrics: Arc<Metrics>) -> Self {
         let (messages, received) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::default());
         let run = unix_seconds();
         let clock = config.clock;
-        let run_loop = RunLoop::new(config, messages.downgrade(), shared.clone(), metrics.clone(), recorder);
+        let run_loop = RunLoop::new(config, messages.downgrade(), shared.clone(), metrics.clone());
         tokio::spawn(run_loop.run(received));
         let directory = Arc::new(Directory::default());
         let next_request = AtomicU64::new(1);
         let publishing = Mutex::default();
         let inner = Inner { messages, shared, directory, metrics, clock, next_request, run, publishing };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// Resolves once the run loop has ended. While there is a front end it does not, unless it broke.
@@ -278,6 +266,11 @@ impl Frontend {
     /// What a worker holds (from its facts).
     pub fn worker_state(&self, worker: WorkerId, digest: Digest, state: ModelState) {
         self.tell(Event::WorkerState { worker, digest, state });
+    }
+
+    /// Takes down what happens to the machine from now on; a recording that runs ends.
+    pub fn record(&self, tape: Box<dyn Tape<Gateway>>) {
+        self.send(Message::Record(tape));
     }
 
     /// Accept nothing new; let the rest finish. Readiness fails from now on.

@@ -22,7 +22,6 @@ pub mod openai;
 pub mod openapi;
 pub mod proxy;
 mod pump;
-pub mod recorder;
 pub mod router;
 mod run_loop;
 pub mod server;

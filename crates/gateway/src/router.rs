@@ -110,6 +110,7 @@ fn admin_table() -> Table<AdminState> {
         route("GET", "/admin/v1/kv", Admin, admin::kv),
         route("DELETE", "/admin/v1/kv", Admin, admin::clear_kv),
         route("GET", "/admin/v1/events", Admin, admin::events),
+        route("GET", "/admin/v1/recording", Admin, admin::recording),
         route("POST", "/admin/v1/drain", Admin, admin::drain),
         route("GET", "/admin/v1/jobs", Admin, jobs::admin_list),
         route("GET", "/admin/v1/jobs/{name}", Admin, jobs::admin_show),

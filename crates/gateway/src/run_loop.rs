@@ -5,7 +5,6 @@ use crate::{
     link::{Assignment, WorkerLink},
     metrics::{GatewayFigures, Metrics},
     pump::{Pump, Tally},
-    recorder::Recorder,
 };
 use std::{
     collections::BTreeMap,
@@ -20,6 +19,7 @@ use warmset_core::{
     Digest, Machine, Priority, RequestId, TenantId, WorkerId,
     gateway::{Action, Event, Gateway, Refusal, Violation},
     inference::Work,
+    recording::{Recorded, Tape},
 };
 
 /// What reaches the run loop.
@@ -46,6 +46,7 @@ pub(crate) enum Message {
     WorkerDown {
         worker: WorkerId,
     },
+    Record(Box<dyn Tape<Gateway>>),
     Figures {
         answer: oneshot::Sender<GatewayFigures>,
     },
@@ -70,6 +71,7 @@ impl fmt::Debug for Message {
             Self::Tell(event) => write!(f, "Tell({event:?})"),
             Self::WorkerUp { worker, .. } => write!(f, "WorkerUp({worker:?})"),
             Self::WorkerDown { worker } => write!(f, "WorkerDown({worker:?})"),
+            Self::Record(_) => f.write_str("Record"),
             Self::Figures { .. } | Self::Check { .. } | Self::Requests { .. } | Self::RequestsOf { .. } => {
                 f.write_str("a question")
             }
@@ -90,7 +92,7 @@ struct Job {
 }
 
 pub(crate) struct RunLoop {
-    gateway: Gateway,
+    gateway: Recorded<Gateway>,
     config: FrontendConfig,
     jobs: BTreeMap<RequestId, Job>,
     links: BTreeMap<WorkerId, Arc<dyn WorkerLink>>,
@@ -98,7 +100,6 @@ pub(crate) struct RunLoop {
     messages: mpsc::WeakUnboundedSender<Message>,
     shared: Arc<Shared>,
     metrics: Arc<Metrics>,
-    recorder: Option<Recorder>,
     actions: Vec<Action>,
 }
 
@@ -108,16 +109,15 @@ impl RunLoop {
         messages: mpsc::WeakUnboundedSender<Message>,
         shared: Arc<Shared>,
         metrics: Arc<Metrics>,
-        recorder: Option<Recorder>,
     ) -> Self {
-        let gateway = Gateway::new(config.settings.clone());
+        let gateway = Recorded::new(Gateway::new(config.settings.clone()));
         let (jobs, links, actions) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { gateway, config, jobs, links, messages, shared, metrics, recorder, actions }
+        Self { gateway, config, jobs, links, messages, shared, metrics, actions }
     }
 
     pub(crate) async fn run(mut self, mut received: mpsc::UnboundedReceiver<Message>) {
         loop {
-            let wait = self.config.clock.reach(self.gateway.next_timer());
+            let wait = self.config.clock.reach(self.gateway.machine().next_timer());
             tokio::select! {
                 biased;
                 message = received.recv() => match message {
@@ -158,23 +158,25 @@ impl RunLoop {
                 self.share_workers();
             }
             Message::WorkerDown { worker } => self.worker_down(worker),
+            Message::Record(tape) => self.gateway.record(self.config.clock.now(), tape),
             Message::Figures { answer } => {
-                let running: Vec<(Digest, u32)> = self.gateway.running().collect();
-                let waiting = running.iter().map(|(digest, _)| (*digest, self.gateway.waiting_for(*digest)));
+                let running: Vec<(Digest, u32)> = self.gateway.machine().running().collect();
+                let waiting = running.iter().map(|(digest, _)| (*digest, self.gateway.machine().waiting_for(*digest)));
                 let waiting = waiting.filter(|(_, count)| *count > 0);
                 let waiting =
                     waiting.map(|(digest, count)| (digest, u32::try_from(count).unwrap_or(u32::MAX))).collect();
                 // Whoever asked may have gone, here and below.
-                let _ = answer.send(GatewayFigures { queue_depth: self.gateway.queue_depth(), running, waiting });
+                let _ =
+                    answer.send(GatewayFigures { queue_depth: self.gateway.machine().queue_depth(), running, waiting });
             }
             Message::Check { answer } => {
                 let _ = answer.send(self.check());
             }
             Message::RequestsOf { digest, answer } => {
-                let _ = answer.send(self.gateway.requests_of(digest));
+                let _ = answer.send(self.gateway.machine().requests_of(digest));
             }
             Message::Requests { answer } => {
-                let _ = answer.send(self.gateway.requests());
+                let _ = answer.send(self.gateway.machine().requests());
             }
         }
     }
@@ -185,7 +187,7 @@ impl RunLoop {
         self.step(event);
         if let Some(digest) = state_of {
             let mut ready = self.shared.ready.write().unwrap_or_else(PoisonError::into_inner);
-            if self.gateway.is_ready(digest) {
+            if self.gateway.machine().is_ready(digest) {
                 ready.insert(digest);
             } else {
                 ready.remove(&digest);
@@ -207,24 +209,20 @@ impl RunLoop {
         self.links.remove(&worker);
         self.share_workers();
         let mut ready = self.shared.ready.write().unwrap_or_else(PoisonError::into_inner);
-        ready.retain(|digest| self.gateway.is_ready(*digest));
+        ready.retain(|digest| self.gateway.machine().is_ready(*digest));
         drop(ready);
         self.settle_all();
     }
 
     fn share_workers(&self) {
-        self.shared.workers_up.store(self.gateway.workers_up(), Ordering::Release);
+        self.shared.workers_up.store(self.gateway.machine().workers_up(), Ordering::Release);
     }
 
     /// One event through the machine, and everything that follows from it.
     fn step(&mut self, event: Event) {
         let now = self.config.clock.now();
-        let record = self.recorder.as_ref().map(|_| event.clone());
         let mut actions = std::mem::take(&mut self.actions);
         self.gateway.handle(now, event, &mut actions);
-        if let (Some(recorder), Some(event)) = (&self.recorder, record) {
-            recorder.record(now, &event, &actions);
-        }
         for action in actions.drain(..) {
             self.act(action);
         }
@@ -283,19 +281,19 @@ impl RunLoop {
 
     /// Lets go of what the machine no longer keeps.
     fn settle(&mut self, request: RequestId) {
-        if !self.gateway.keeps(request) {
+        if !self.gateway.machine().keeps(request) {
             self.jobs.remove(&request);
         }
     }
 
     fn settle_all(&mut self) {
-        self.jobs.retain(|request, _| self.gateway.keeps(*request));
+        self.jobs.retain(|request, _| self.gateway.machine().keeps(*request));
     }
 
     fn check(&self) -> Result<(), Violation> {
-        self.gateway.check()?;
-        let (jobs, requests) = (self.jobs.len(), self.gateway.requests());
-        if jobs == requests && self.jobs.keys().all(|request| self.gateway.keeps(*request)) {
+        self.gateway.machine().check()?;
+        let (jobs, requests) = (self.jobs.len(), self.gateway.machine().requests());
+        if jobs == requests && self.jobs.keys().all(|request| self.gateway.machine().keeps(*request)) {
             return Ok(());
         }
         let detail = format!("{jobs} jobs for {requests} requests");

@@ -12,6 +12,7 @@ pub mod demand;
 pub mod events;
 pub mod node;
 pub mod peers;
+pub mod recording;
 pub mod report;
 pub mod routing;
 pub mod scenario;

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
     Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
     forecast::{Parts, WallTime},
+    recording::{Recorded, Tape},
     targets::Targets,
     worker::{
         Action, Event, EvictionReason, Exit, Fact, Generation, LoadTimings, ModelSpec, ParkingLimits, PreloadOutcome,
@@ -17,7 +18,7 @@ use warmset_core::{
 };
 
 /// How long an engine that is told to stop takes to be gone.
-const STOP_TIME: Duration = Duration::from_millis(10);
+pub(crate) const STOP_TIME: Duration = Duration::from_millis(10);
 
 /// What a model costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,15 +31,45 @@ pub struct Cost {
     pub run: Duration,
 }
 
+/// What the engines of one model are like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineCost {
+    /// What one holds while it loads.
+    pub peak: Footprint,
+    /// What one holds once it is loaded.
+    pub steady: Footprint,
+    /// How long loads take, in turn: at least one.
+    pub loads: Vec<Duration>,
+    /// How long one that is told to stop takes to be gone.
+    pub stop: Duration,
+    /// How long a request runs of which nothing else is known.
+    pub run: Duration,
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Its identity, which no other one has.
+    pub request: RequestId,
+    /// The model.
+    pub digest: Digest,
+    /// Its class.
+    pub class: Priority,
+    /// How long it runs, if that is known.
+    pub run: Option<Duration>,
+}
+
 /// One run.
-#[derive(Debug, Clone)]
 pub struct Node {
-    worker: Worker,
+    worker: Recorded<Worker>,
     now: Instant,
     queue: EventQueue<Event>,
-    costs: Vec<Cost>,
+    engines: BTreeMap<Digest, EngineCost>,
     arrived: BTreeMap<RequestId, Instant>,
-    models: BTreeMap<Digest, usize>,
+    runs: BTreeMap<RequestId, Duration>,
+    /// What happens takes no time yet: what was in memory before the run comes back.
+    warming: bool,
+    keeps_waits: bool,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -62,6 +93,33 @@ pub struct Outcome {
     pub cold_wait: Duration,
     /// The longest that one waited.
     pub cold_wait_max: Duration,
+    /// How each request was started and how long it had waited, if they are kept, in the order of the starts.
+    pub waits: Vec<(StartKind, Duration)>,
+}
+
+impl Outcome {
+    /// Counts a request that was started.
+    pub fn started(&mut self, start: StartKind, waited: Duration) {
+        match start {
+            StartKind::Warm => self.starts.warm += 1,
+            StartKind::Cold => {
+                self.starts.cold += 1;
+                self.cold_wait += waited;
+                self.cold_wait_max = self.cold_wait_max.max(waited);
+            }
+        }
+    }
+
+    /// Counts what a worker tells.
+    pub fn told(&mut self, fact: &Fact) {
+        match fact {
+            Fact::LoadStarted { .. } => self.loads += 1,
+            Fact::EvictionStarted { reason: EvictionReason::Memory, .. } => self.evictions += 1,
+            Fact::Preloaded { outcome: PreloadOutcome::Used, .. } => self.preloads_used += 1,
+            Fact::Preloaded { outcome: PreloadOutcome::Wasted, .. } => self.preloads_wasted += 1,
+            _ => {}
+        }
+    }
 }
 
 /// The limits of a machine of so many bytes.
@@ -99,71 +157,124 @@ fn digest_of(model: usize) -> Digest {
     Digest(bytes)
 }
 
+fn engine_of(cost: &Cost) -> EngineCost {
+    let held = Footprint::host(cost.bytes);
+    EngineCost { peak: held.clone(), steady: held, loads: vec![cost.load], stop: STOP_TIME, run: cost.run }
+}
+
+fn spec_of(digest: Digest, name: ModelName, cost: &Cost) -> ModelSpec {
+    ModelSpec {
+        digest,
+        name,
+        pool: PoolName::default_pool(),
+        priority: Priority::Standard,
+        pin: false,
+        parallel: 8,
+        keep_alive: None,
+        artifact: digest,
+        peak: Footprint::host(cost.bytes),
+        steady: Footprint::host(cost.bytes),
+        measured: true,
+        rewarm_seconds: cost.load.as_secs_f64(),
+        memory_cap: None,
+        targets: Targets::default(),
+    }
+}
+
 impl Node {
     /// A worker that knows models of these costs and holds none.
     pub fn new(settings: Settings, costs: Vec<Cost>) -> Self {
-        let mut node = Self {
-            worker: Worker::new(settings, Instant::ZERO),
-            now: Instant::ZERO,
-            queue: EventQueue::default(),
-            models: (0..costs.len()).map(|model| (digest_of(model), model)).collect(),
-            costs,
-            arrived: BTreeMap::new(),
-            outcome: Outcome::default(),
-        };
+        let engines = costs.iter().enumerate().map(|(model, cost)| (digest_of(model), engine_of(cost))).collect();
+        let mut node = Self::with_engines(settings, engines);
         // The demand begins on a Monday at midnight.
         let wall = WallTime { weekday: 0, second: 0 };
         node.feed(Event::WallTime { wall, asleep: Duration::ZERO });
-        for model in 0..node.costs.len() {
-            node.configure(model);
+        for (model, cost) in costs.iter().enumerate() {
+            if let Ok(name) = ModelName::parse(&format!("model-{model}")) {
+                node.feed(Event::Configure(spec_of(digest_of(model), name, cost)));
+            }
         }
         node
     }
 
-    fn configure(&mut self, model: usize) {
-        let (Some(cost), Ok(name)) = (self.costs.get(model), ModelName::parse(&format!("model-{model}"))) else {
-            return;
-        };
-        let spec = ModelSpec {
-            digest: digest_of(model),
-            name,
-            pool: PoolName::default_pool(),
-            priority: Priority::Standard,
-            pin: false,
-            parallel: 8,
-            keep_alive: None,
-            artifact: digest_of(model),
-            peak: Footprint::host(cost.bytes),
-            steady: Footprint::host(cost.bytes),
-            measured: true,
-            rewarm_seconds: cost.load.as_secs_f64(),
-            memory_cap: None,
-            targets: Targets::default(),
-        };
-        self.feed(Event::Configure(spec));
+    /// A worker that knows no model yet, and what the engines of those are like that it will be told of.
+    pub fn with_engines(settings: Settings, engines: BTreeMap<Digest, EngineCost>) -> Self {
+        Self {
+            worker: Recorded::new(Worker::new(settings, Instant::ZERO)),
+            now: Instant::ZERO,
+            queue: EventQueue::default(),
+            engines,
+            arrived: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            warming: false,
+            keeps_waits: false,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Takes up a run where another one stood: events and what follows from them take no time and do not count.
+    pub fn warm_up(&mut self, events: impl IntoIterator<Item = Event>) {
+        self.warming = true;
+        for event in events {
+            self.feed(event);
+            while self.queue.next().is_some_and(|(at, _)| at <= self.now) {
+                self.step(self.now);
+            }
+        }
+        self.warming = false;
+        self.outcome = Outcome::default();
+    }
+
+    /// Takes down what happens to the worker from now on.
+    pub fn record(&mut self, tape: Box<dyn Tape<Worker>>) {
+        self.worker.record(self.now, tape);
+    }
+
+    /// Keeps how long each request waits.
+    pub fn keep_waits(&mut self) {
+        self.keeps_waits = true;
+    }
+
+    /// Lets a request come at its time.
+    pub fn ask(&mut self, at: Instant, ask: Ask) {
+        let Ask { request, digest, class, run } = ask;
+        self.arrived.insert(request, at);
+        if let Some(run) = run {
+            self.runs.insert(request, run);
+        }
+        let event = Event::Assigned { request, digest, tenant: TenantId::anonymous(), class };
+        self.queue.push(at, Rank::Arrival, event);
+    }
+
+    /// Lets something else happen at its time.
+    pub fn schedule(&mut self, at: Instant, event: Event) {
+        self.queue.push(at, Rank::Arrival, event);
     }
 
     /// Lets a whole demand arrive and everything that follows from it happen. The invariants of the machine are checked
     /// at the end.
     pub fn run(&mut self, demand: &Demand) -> Result<(), Violation> {
         for (arrival, number) in demand.arrivals.iter().zip(1..) {
-            let request = RequestId(number);
-            self.arrived.insert(request, arrival.at);
-            let (digest, tenant) = (digest_of(arrival.model), TenantId::anonymous());
-            let event = Event::Assigned { request, digest, tenant, class: Priority::Standard };
-            self.queue.push(arrival.at, Rank::Arrival, event);
+            let (digest, class) = (digest_of(arrival.model), Priority::Standard);
+            self.ask(arrival.at, Ask { request: RequestId(number), digest, class, run: None });
         }
-        let end = demand.arrivals.last().map_or(Instant::ZERO, |last| last.at + Duration::from_secs(3_600));
+        let last = demand.arrivals.last().map_or(Instant::ZERO, |last| last.at);
+        self.finish(last + Duration::from_secs(3_600))
+    }
+
+    /// Lets everything happen until nobody waits any more, or until `end`. The invariants of the machine are checked at
+    /// the end.
+    pub fn finish(&mut self, end: Instant) -> Result<(), Violation> {
         while self.step(end) {
             if self.queue.next().is_none() && self.arrived.is_empty() {
                 break;
             }
         }
-        self.worker.check(self.now)
+        self.worker.machine().check(self.now)
     }
 
     fn step(&mut self, end: Instant) -> bool {
-        let timer = self.worker.next_timer().map(|at| (at, Rank::Timer));
+        let timer = self.worker.machine().next_timer().map(|at| (at, Rank::Timer));
         let queued = self.queue.next();
         match (queued, timer) {
             (Some(queued), timer) if timer.is_none_or(|timer| queued <= timer) => {
@@ -183,6 +294,9 @@ impl Node {
     }
 
     fn feed(&mut self, event: Event) {
+        if let Event::Cancelled { request, .. } = &event {
+            self.arrived.remove(request);
+        }
         let mut actions = Vec::new();
         self.worker.handle(self.now, event, &mut actions);
         for action in actions {
@@ -190,11 +304,8 @@ impl Node {
         }
     }
 
-    fn cost(&self, digest: Digest) -> Option<Cost> {
-        self.costs.get(*self.models.get(&digest)?).copied()
-    }
-
     fn later(&mut self, delay: Duration, event: Event) {
+        let delay = if self.warming { Duration::ZERO } else { delay };
         self.queue.push(self.now + delay, Rank::Completion, event);
     }
 
@@ -205,7 +316,8 @@ impl Node {
             }
             Action::Load { digest, generation, .. } => self.load(digest, generation),
             Action::Stop { digest, generation } | Action::Kill { digest, generation } => {
-                self.later(STOP_TIME, Event::Exited { digest, generation, exit: Exit::Stopped });
+                let stop = self.engines.get(&digest).map_or(STOP_TIME, |engine| engine.stop);
+                self.later(stop, Event::Exited { digest, generation, exit: Exit::Stopped });
             }
             Action::Start { request, digest, start, .. } => self.start(request, digest, start),
             Action::Reject { request, .. } => {
@@ -221,32 +333,28 @@ impl Node {
             | Action::Park { .. }
             | Action::ParkTake { .. }
             | Action::ParkStop { .. } => {}
-            Action::Tell(Fact::LoadStarted { .. }) => self.outcome.loads += 1,
-            Action::Tell(Fact::EvictionStarted { reason: EvictionReason::Memory, .. }) => self.outcome.evictions += 1,
-            Action::Tell(Fact::Preloaded { outcome: PreloadOutcome::Used, .. }) => self.outcome.preloads_used += 1,
-            Action::Tell(Fact::Preloaded { outcome: PreloadOutcome::Wasted, .. }) => self.outcome.preloads_wasted += 1,
-            Action::Tell(_) => {}
+            Action::Tell(fact) => self.outcome.told(&fact),
         }
     }
 
     fn load(&mut self, digest: Digest, generation: Generation) {
-        let Some(cost) = self.cost(digest) else { return };
-        let (peak, steady) = (Footprint::host(cost.bytes), Footprint::host(cost.bytes));
-        let timings = LoadTimings { load_seconds: cost.load.as_secs_f64(), ..LoadTimings::default() };
-        self.later(cost.load, Event::Loaded { digest, generation, peak, steady, timings });
+        let Some(engine) = self.engines.get_mut(&digest) else { return };
+        let (peak, steady) = (engine.peak.clone(), engine.steady.clone());
+        let load = engine.loads.first().copied().unwrap_or_default();
+        engine.loads.rotate_left(usize::from(!engine.loads.is_empty()));
+        let timings = LoadTimings { load_seconds: load.as_secs_f64(), ..LoadTimings::default() };
+        self.later(load, Event::Loaded { digest, generation, peak, steady, timings });
     }
 
     fn start(&mut self, request: RequestId, digest: Digest, start: StartKind) {
-        let (Some(cost), Some(arrived)) = (self.cost(digest), self.arrived.remove(&request)) else { return };
-        match start {
-            StartKind::Warm => self.outcome.starts.warm += 1,
-            StartKind::Cold => {
-                let waited = self.now.since(arrived);
-                self.outcome.starts.cold += 1;
-                self.outcome.cold_wait += waited;
-                self.outcome.cold_wait_max = self.outcome.cold_wait_max.max(waited);
-            }
+        let run = self.engines.get(&digest).map(|engine| engine.run);
+        let (Some(run), Some(arrived)) = (run, self.arrived.remove(&request)) else { return };
+        let run = self.runs.remove(&request).unwrap_or(run);
+        let waited = self.now.since(arrived);
+        self.outcome.started(start, waited);
+        if self.keeps_waits {
+            self.outcome.waits.push((start, waited));
         }
-        self.later(cost.run, Event::Finished { request });
+        self.later(run, Event::Finished { request });
     }
 }

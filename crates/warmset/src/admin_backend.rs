@@ -7,6 +7,7 @@ use crate::{
     link::StoredArtifacts,
     profile,
     promotion::{PromoteOptions, Promotions, check_by},
+    recording::Recordings,
     reload::Configured,
     repository::{
         Added, ModelOptions, Repository, Stored, expectation_json, is_unknown, measurement_json, model_json, parse_name,
@@ -31,7 +32,7 @@ use warmset_core::{
     worker::{LedgerLine, ModelState, PoolMemory},
 };
 use warmset_gateway::{
-    admin::{AdminBackend, AdminError, AdminFuture, EventLog},
+    admin::{AdminBackend, AdminError, AdminFuture, EventLog, RecordingChunks, RecordingLimits},
     batches::Batches,
     directory::Entry,
     frontend::Frontend,
@@ -77,6 +78,7 @@ pub(crate) struct Server {
     pub(crate) coming: Coming,
     pub(crate) configured: Configured,
     pub(crate) schedules: Schedules,
+    pub(crate) recordings: Recordings,
 }
 
 impl Server {
@@ -505,6 +507,10 @@ impl AdminBackend for Backend {
 
     fn reload(&self) -> AdminFuture<'_> {
         answer(self.0.reload())
+    }
+
+    fn record(&self, limits: RecordingLimits) -> Result<RecordingChunks, AdminError> {
+        self.0.recordings.into_chunks(limits, &self.0.agent, &self.0.frontend)
     }
 
     fn refresh_metrics(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -31,7 +31,6 @@ fn start(repository: &Repository, root: &Path, stored: &Stored) -> Result<(Agent
             data_dir: root.to_path_buf(),
             worker_type: worker_type.clone(),
             spare: false,
-            record: None,
             artifacts,
             kv: None,
             clock: Clock::start(),

@@ -142,6 +142,25 @@ impl Client {
         Ok(headers)
     }
 
+    /// Asks and hands each piece of the answer on as it comes.
+    pub(crate) async fn pieces(&self, path: &str, mut piece: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let response = self.send(Method::GET, path, None).await?;
+        let status = response.status();
+        if !status.is_success() {
+            let collected = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let bytes = collected.map_err(|error| self.broken(error))?.to_bytes();
+            let message = message_of(status.as_u16(), &bytes);
+            return Err(CallError::Refused { status: status.as_u16(), message }.into());
+        }
+        let mut incoming = response.into_body();
+        while let Some(frame) = incoming.frame().await {
+            if let Ok(data) = frame.map_err(|error| self.broken(error))?.into_data() {
+                piece(&data)?;
+            }
+        }
+        Ok(())
+    }
+
     async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response<Incoming>, CallError> {
         let uri = format!("http://{}{path}", self.authority);
         let bytes = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();

@@ -31,6 +31,7 @@ mod link;
 mod listeners;
 mod mend;
 mod readiness;
+mod recording;
 mod reload;
 mod schedule;
 mod serve;

@@ -14,6 +14,7 @@ use crate::{
     mend,
     output::{self, Output},
     readiness,
+    recording::{Recording, Recordings},
     reload::Configured,
     repository::{ModelOptions, Repository, Runtimes},
     settings, warmth,
@@ -76,7 +77,7 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
     let runtimes = Runtimes::new(plan.config.runtimes.iter().cloned());
     let repository = Arc::new(Repository::open(lock.root(), runtimes, plan.config.sources.clone()).await?);
     let far = take_configured(&repository, &plan, output).await?;
-    let server = start(&plan, repository, lock.root(), listen).await?;
+    let (server, recording) = start(&plan, repository, lock.root(), listen).await?;
     server.bring(far);
     mend::follow(server.clone());
     lock.announce(&admin_listen.to_string())?;
@@ -114,6 +115,9 @@ pub(crate) async fn serve(arguments: ServeArguments, data: PathBuf, output: Outp
         () = listeners => {}
         () = signals.wait() => {}
         () = tokio::time::sleep(drain_timeout) => {}
+    }
+    if let Some(recording) = recording {
+        recording.end("the server has ended").await;
     }
     Ok(())
 }
@@ -236,21 +240,24 @@ fn pools(settings: &warmset_core::worker::Settings) -> Vec<PoolName> {
 }
 
 /// Starts worker and gateway and lets them know each other and the catalog.
-async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: SocketAddr) -> Result<Arc<Server>> {
+async fn start(
+    plan: &Plan,
+    repository: Arc<Repository>,
+    root: &Path,
+    listen: SocketAddr,
+) -> Result<(Arc<Server>, Option<Recording>)> {
     let origin = Instant::now();
     let clock = Clock::since(origin, plan.clock_speed);
     let artifacts = Arc::new(StoredArtifacts::new(repository.store.clone()));
     let kv = kv::start(&plan.config.kv, &plan.settings, root, warmset_worker::Clock::since(origin, plan.clock_speed))?;
     let agent = start_worker(plan, &repository, root, origin, (&artifacts, kv.clone())).await?;
-    let recording = |name: &str| plan.record.as_ref().map(|directory| directory.join(name));
-    let config = FrontendConfig {
-        settings: settings::gateway_settings(&plan.config),
-        clock,
-        recording: recording("gateway.jsonl"),
-        ..FrontendConfig::default()
-    };
+    let config =
+        FrontendConfig { settings: settings::gateway_settings(&plan.config), clock, ..FrontendConfig::default() };
     let metrics = Arc::new(Metrics::default());
-    let frontend = Frontend::start(config, metrics.clone())?;
+    let frontend = Frontend::start(config, metrics.clone());
+    let recordings = Recordings::default();
+    let record = |path: &PathBuf| recordings.into_file(path, &agent, &frontend);
+    let recording = plan.record.as_ref().map(record).transpose()?;
     let later = later(plan, &repository, root, &frontend, metrics)?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());
     let server = Arc::new(Server {
@@ -274,6 +281,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
         coming: Coming::default(),
         configured: Configured::new(plan.config_path.clone(), &plan.config),
         schedules: Schedules::default(),
+        recordings,
     });
     for stored in server.repository.all().await? {
         server.schedules.set(stored.model.digest, &stored.model.settings.schedule);
@@ -292,7 +300,7 @@ async fn start(plan: &Plan, repository: Arc<Repository>, root: &Path, listen: So
     clockwork::follow(server.agent.clone(), server.schedules.clone());
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
     resume(&server).await;
-    Ok(server)
+    Ok((server, recording))
 }
 
 /// Jobs and batches, which rest until their models are known.
@@ -332,10 +340,6 @@ async fn start_worker(
     origin: Instant,
     (artifacts, kv): (&Arc<StoredArtifacts>, Option<KvHandle>),
 ) -> Result<AgentHandle> {
-    if let Some(directory) = &plan.record {
-        let created = std::fs::create_dir_all(directory);
-        created.with_context(|| format!("cannot create the directory {}", directory.display()))?;
-    }
     let mut models = Vec::new();
     let pools = pools(&plan.settings);
     for stored in repository.all().await? {
@@ -355,7 +359,6 @@ async fn start_worker(
         data_dir: root.to_path_buf(),
         worker_type: plan.worker_type.clone(),
         spare: true,
-        record: plan.record.as_ref().map(|directory| directory.join("worker.jsonl")),
         artifacts: artifacts.clone(),
         kv,
         clock: warmset_worker::Clock::since(origin, plan.clock_speed),

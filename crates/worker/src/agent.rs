@@ -6,7 +6,6 @@ use crate::{
     kv::KvHandle,
     life::{self, Birth, Order},
     park,
-    recorder::Recorder,
     requests::{Requests, Task, Waiting},
     spare::Spare,
     timer::until,
@@ -25,8 +24,9 @@ use tokio::sync::{
 use warmset_core::{
     Digest, Instant, Machine, ModelName, WorkerId,
     inference::Reply,
+    recording::Recorded,
     rollout::CanaryScore,
-    worker::{Action, Event, Exit, Fact, Generation, LoadError, ModelState, Rejection, StartKind},
+    worker::{Action, Event, Exit, Fact, Generation, LoadError, ModelState, Rejection, StartKind, Worker},
 };
 use warmset_engine::{child::Role, process::Launcher};
 
@@ -49,8 +49,7 @@ impl Agent {
         std::fs::create_dir_all(&logs).map_err(|source| AgentError::File { path: logs.clone(), source })?;
         let launcher = Launcher::new(config.program).map_err(AgentError::Thread)?;
         let now = config.clock.now();
-        let recorder = Recorder::new(config.settings, now, config.record.as_deref())
-            .map_err(|source| AgentError::File { path: config.record.clone().unwrap_or_default(), source })?;
+        let recorded = Recorded::new(Worker::new(config.settings, now));
         let (sender, commands) = mpsc::unbounded_channel();
         let (facts, _) = broadcast::channel(FACTS_KEPT);
         let handle = AgentHandle {
@@ -70,7 +69,7 @@ impl Agent {
             logs,
             launcher,
             kv: config.kv,
-            recorder,
+            recorded,
             facts,
             commands: sender,
             models: BTreeMap::new(),
@@ -109,7 +108,7 @@ struct RunLoop {
     logs: PathBuf,
     launcher: Launcher,
     kv: Option<KvHandle>,
-    recorder: Recorder,
+    recorded: Recorded<Worker>,
     facts: broadcast::Sender<(Instant, Fact)>,
     /// For tasks that report back.
     commands: UnboundedSender<Command>,
@@ -143,7 +142,7 @@ impl RunLoop {
     async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
         let mut batch = Vec::with_capacity(COMMANDS_AT_ONCE);
         while !self.is_over() {
-            let timer = self.recorder.machine().next_timer().map(|at| self.clock.until(at));
+            let timer = self.recorded.machine().next_timer().map(|at| self.clock.until(at));
             let timer = timer.map(|pause| tokio::time::Instant::now() + pause);
             tokio::select! {
                 taken = commands.recv_many(&mut batch, COMMANDS_AT_ONCE) => {
@@ -158,11 +157,7 @@ impl RunLoop {
                 () = until(self.tell_at) => self.tell_waiting(),
                 () = until(self.spare_at) => self.start_spare(),
             }
-            if commands.is_empty() {
-                self.recorder.flush();
-            }
         }
-        self.recorder.flush();
         // Whoever still waits for anything sees the channel close.
         for waiter in self.drain_waiters.drain(..) {
             let _ = waiter.send(());
@@ -192,7 +187,8 @@ impl RunLoop {
                 // The machine has dropped it silently; one that runs ends by its engine's word.
                 self.requests.remove_waiting(request);
             }
-            Command::Look(look) => look(self.recorder.machine(), self.clock.now()),
+            Command::Look(look) => look(self.recorded.machine(), self.clock.now()),
+            Command::Record(tape) => self.recorded.record(self.clock.now(), tape),
             Command::Memory(answer) => self.report_memory(answer),
             Command::Drain(waiter) => {
                 self.draining = true;
@@ -293,7 +289,7 @@ impl RunLoop {
                 _ => None,
             };
             let now = self.clock.now();
-            self.recorder.handle(now, event, &mut actions);
+            self.recorded.handle(now, event, &mut actions);
             for action in actions.drain(..) {
                 self.act(now, action, &mut events);
             }
@@ -302,7 +298,7 @@ impl RunLoop {
             }
         }
         if let Some(kv) = &self.kv {
-            kv.limit_host(self.recorder.machine().kv_limit_bytes());
+            kv.limit_host(self.recorded.machine().kv_limit_bytes());
         }
     }
 
@@ -490,7 +486,7 @@ impl RunLoop {
     }
 
     fn report_memory(&self, answer: oneshot::Sender<MemoryReport>) {
-        let (machine, now) = (self.recorder.machine(), self.clock.now());
+        let (machine, now) = (self.recorded.machine(), self.clock.now());
         let mut report = MemoryReport {
             capacity: machine.settings().capacity.clone(),
             reserve: machine.settings().reserve.clone(),

@@ -86,8 +86,6 @@ pub struct AgentConfig {
     pub worker_type: String,
     /// Whether an initialised engine process waits for the next load.
     pub spare: bool,
-    /// Where to write down every event, for replay.
-    pub record: Option<PathBuf>,
     /// The artifacts of this machine.
     pub artifacts: Arc<dyn Artifacts>,
     /// Where KV outlives its request; none keeps none.

@@ -11,6 +11,7 @@ use warmset_core::{
     Bytes, Digest, Instant, MemoryVector, Priority, RequestId, TenantId,
     forecast::{Expectation, WallTime},
     inference::{Reply, Work},
+    recording::Tape,
     rollout::{CanaryScore, Takeover},
     worker::{
         CancelCause, Event, Exit, Fact, Generation, LedgerLine, LoadError, PoolMemory, Recollection, Rejection, Worker,
@@ -76,6 +77,8 @@ pub(crate) enum Command {
     Cancel(RequestId, CancelCause),
     /// Somebody looks at the machine.
     Look(Look),
+    /// Somebody takes down what happens to it.
+    Record(Box<dyn Tape<Worker>>),
     Memory(oneshot::Sender<MemoryReport>),
     Drain(oneshot::Sender<()>),
     /// An event that needs nothing else done.
@@ -201,6 +204,11 @@ impl AgentHandle {
     /// A model's schedule says that it be warm from now on, or no longer.
     pub fn schedule(&self, digest: Digest, warm: bool) {
         self.send(Command::Event(Event::Scheduled { digest, warm }));
+    }
+
+    /// Takes down what happens to the machine from now on; a recording that runs ends.
+    pub fn record(&self, tape: Box<dyn Tape<Worker>>) {
+        self.send(Command::Record(tape));
     }
 
     /// The ledger in sums.

@@ -5,8 +5,7 @@
 //! tasks (`life`: one engine process from start to end, with the `canary` it must pass; `park`: requests
 //! that leave it in the middle; `spare`: the next one, already initialised) and comes back as
 //! events that carry the generation they were started for. `kv` is the run loop of the tier that KV outlives its request in,
-//! with the memory and files it decides about. `recorder` writes down what the machine was told, and
-//! replays it.
+//! with the memory and files it decides about.
 
 mod config;
 mod handle;
@@ -16,7 +15,6 @@ mod canary;
 mod kv;
 mod life;
 mod park;
-mod recorder;
 mod requests;
 mod spare;
 mod timer;
@@ -26,4 +24,3 @@ pub use canary::{embedding_question, text_question};
 pub use config::{AgentConfig, AgentError, Artifacts, Clock, ModelConfig};
 pub use handle::{AgentGone, AgentHandle, Assignment, LOG_LINES_MAX, MemoryReport};
 pub use kv::{DiskConfig, KvConfig, KvHandle};
-pub use recorder::{RECORDING_BYTES_MAX, ReplayError, replay};

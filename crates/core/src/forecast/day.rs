@@ -54,7 +54,7 @@ impl WallTime {
 }
 
 /// One quarter of an hour of one kind of day.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     weekend: bool,
     bin: usize,
@@ -108,6 +108,16 @@ impl DayProfile {
         self.asked = false;
     }
 
+    /// Everything, exactly: the shares, and whether it was asked for in the present slot.
+    pub(super) fn exactly(&self) -> (&[f32], bool) {
+        (&self.shares, self.asked)
+    }
+
+    /// What [`DayProfile::exactly`] gave.
+    pub(super) fn from_exactly(shares: Vec<f32>, asked: bool) -> Self {
+        Self { shares, asked }
+    }
+
     /// Whether it has ever seen a request.
     pub fn is_empty(&self) -> bool {
         self.shares.is_empty() && !self.asked
@@ -155,7 +165,8 @@ struct Stored(Vec<(u16, u8)>);
 
 impl From<DayProfile> for Stored {
     fn from(profile: DayProfile) -> Self {
-        let percents = profile.shares.iter().zip(0_u16..).map(|(share, slot)| (slot, (share * 100.0) as u8));
+        let percents =
+            profile.shares.iter().zip(0_u16..).map(|(share, slot)| (slot, libm::roundf(share * 100.0) as u8));
         Self(percents.filter(|(_, percent)| *percent > 0).collect())
     }
 }
@@ -229,6 +240,13 @@ mod tests {
         let text = serde_json::to_string(&profile).expect("plain data");
         let back: DayProfile = serde_json::from_str(&text).expect("plain data");
         assert_eq!(back.next_in(at(4, 8, 0)), profile.next_in(at(4, 8, 0)));
+        // Whole percents are kept as they are, however often they are stored: a recording tells what was remembered.
+        for percent in 0..=100 {
+            let stored = std::format!("[[7,{percent}]]");
+            let back: DayProfile = serde_json::from_str(&stored).expect("plain data");
+            let again = serde_json::to_string(&back).expect("plain data");
+            assert_eq!(again, if percent == 0 { "[]" } else { stored.as_str() });
+        }
         assert!(serde_json::from_str::<DayProfile>("[[192, 50]]").is_err());
     }
 }

@@ -5,6 +5,7 @@
 
 mod day;
 mod intervals;
+pub(crate) mod whole;
 
 pub use day::{BIN_SECONDS, DayProfile, Slot, WallTime};
 pub use intervals::{INTERVAL_BINS, Intervals, Window};

@@ -16,6 +16,7 @@ use alloc::{
     vec::Vec,
 };
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// How often waiting callers are told their place.
 const POSITION_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,7 +28,7 @@ const SERVICE_SECONDS_ASSUMED: f64 = 1.0;
 const SERVICE_WEIGHT: f64 = 0.2;
 
 /// Where a request is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
     /// In its model's queue.
     Queued,
@@ -53,7 +54,7 @@ impl Phase {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Request {
     pub(super) tenant: TenantId,
     pub(super) digest: Digest,
@@ -68,7 +69,7 @@ pub(super) struct Request {
     pub(super) phase: Phase,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Model {
     pub(super) route: Route,
     /// Kept only until its last request has ended.
@@ -130,7 +131,7 @@ impl Model {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct Worker {
     pub(super) in_flight: u32,
     pub(super) models: BTreeMap<Digest, (ModelState, Instant)>,
@@ -143,7 +144,7 @@ impl Worker {
 }
 
 /// Admits, queues, routes, retries and refuses. See the module's description.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Gateway {
     pub(super) settings: Settings,
     pub(super) models: BTreeMap<Digest, Model>,

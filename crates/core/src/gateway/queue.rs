@@ -4,9 +4,10 @@
 use crate::{ids::Priority, time::Instant};
 use alloc::collections::{BTreeMap, btree_map};
 use core::{iter::Peekable, time::Duration};
+use serde::{Deserialize, Serialize};
 
 /// A waiting request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Waiting<Id> {
     pub(crate) id: Id,
     pub(crate) arrived: Instant,
@@ -14,7 +15,7 @@ pub(crate) struct Waiting<Id> {
 
 /// One line per class. Within a line, order of arrival is also order of importance, since all age alike: the best
 /// candidate is always the head of one of the lines.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Queue<Id> {
     lines: [BTreeMap<u64, Waiting<Id>>; 3],
 }

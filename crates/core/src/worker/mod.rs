@@ -37,9 +37,10 @@ use alloc::{
     vec::Vec,
 };
 use model::{Model, Phase};
+use serde::{Deserialize, Serialize};
 
 /// One node's decisions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Worker {
     settings: Settings,
     pools: BTreeMap<PoolName, Pool>,
@@ -57,7 +58,7 @@ pub struct Worker {
     now: Instant,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Pool {
     /// Bytes per device, the reserve already taken off.
     capacity: MemoryVector,

@@ -6,15 +6,16 @@ use super::{
 };
 use crate::{
     Bytes,
-    forecast::Forecast,
+    forecast::{self, Forecast},
     ids::{Digest, PoolName, Priority, RequestId},
     residency::{Backoff, Charge, Demand},
     time::Instant,
 };
 use alloc::{collections::BTreeMap, vec::Vec};
+use serde::{Deserialize, Serialize};
 
 /// A request that waits for its model or for a free sequence.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Waiter {
     pub(super) request: RequestId,
     pub(super) class: Priority,
@@ -27,7 +28,7 @@ pub(super) struct Waiter {
 }
 
 /// A request that runs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Running {
     /// The engine was told to end it.
     pub(super) aborted: bool,
@@ -39,7 +40,7 @@ pub(super) struct Running {
 }
 
 /// One life of an engine for this model, from the reservation of its memory to the end of its process.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Life {
     pub(super) generation: Generation,
     /// The pool that gave it memory.
@@ -76,7 +77,7 @@ pub(super) struct Life {
 ///               `-> Absent (failed, abandoned: there is no process yet)
 /// any phase with a process -> Absent (the process died)
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Phase {
     Absent,
     Verifying(Life),
@@ -119,10 +120,11 @@ impl Phase {
 }
 
 /// Everything the worker knows of one model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
     pub(super) spec: ModelSpec,
     pub(super) demand: Demand,
+    #[serde(with = "forecast::whole")]
     pub(super) forecast: Forecast,
     /// From when to when it is due, as it stands on the agenda.
     pub(super) window: Option<(Instant, Instant)>,

@@ -17,9 +17,10 @@ use crate::{
 };
 use alloc::{string::ToString, vec::Vec};
 use core::{cmp::Reverse, time::Duration};
+use serde::{Deserialize, Serialize};
 
 /// How far the parking of a running request has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Parking {
     No,
     /// It cannot be.
@@ -31,14 +32,14 @@ pub(super) enum Parking {
 }
 
 /// How often a request was parked, and how long in all.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Parks {
     pub(super) times: u32,
     pub(super) time: Duration,
 }
 
 /// What is parked, or on its way to it, over all models.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Parked {
     requests: u32,
     bytes: Bytes,

@@ -15,6 +15,7 @@ use crate::{
 };
 use alloc::{collections::BTreeSet, vec::Vec};
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 
 /// What is due must be worth this many times what leaves for it: less would trade one guess for another.
 const PRELOAD_MARGIN: f64 = 2.0;
@@ -26,7 +27,7 @@ const TRIED_MAX: usize = 4;
 const LEAD_PER_REWARM: f64 = 2.0;
 
 /// What is expected when.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct Agenda {
     /// Begins of the windows ahead.
     openings: BTreeSet<(Instant, Digest)>,

@@ -3,7 +3,7 @@
 use super::{
     Worker,
     model::{Model, Phase},
-    protocol::{LedgerLine, Recollection},
+    protocol::{LedgerLine, ModelSpec, Recollection},
 };
 use crate::{
     forecast::Expectation,
@@ -40,6 +40,11 @@ pub struct PoolMemory {
 }
 
 impl Worker {
+    /// What is known of each model that is configured.
+    pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
+        self.models.values().filter(|model| !model.forgotten).map(|model| &model.spec)
+    }
+
     /// What there is to remember of every model that was ever asked for or is in memory.
     pub fn recollections(&self, now: Instant) -> Vec<Recollection> {
         let half_life = self.settings.demand_half_life;

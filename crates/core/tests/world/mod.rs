@@ -3,8 +3,10 @@
 
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test binary uses a part of the world")]
 
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
     time::Duration,
 };
 use warmset_core::{
@@ -16,6 +18,28 @@ use warmset_core::{
         ParkingLimits, Rejection, Settings, StartKind, Worker,
     },
 };
+
+/// What happened to a machine, and what it wanted done.
+pub type Log<M> = [(Instant, <M as Machine>::Event, Vec<<M as Machine>::Action>)];
+
+/// Tells a log again to a machine that is as that one was at its beginning. Now and then the machine is written down and
+/// read back, as a recording begins in the middle of a run; events go through text, as all of them do there.
+pub fn replay<M>(seed: u64, mut machine: M, log: &Log<M>)
+where
+    M: Machine<Event: Serialize + DeserializeOwned, Action: PartialEq + Debug> + Serialize + DeserializeOwned,
+{
+    for (number, (now, event, actions)) in log.iter().enumerate() {
+        if number % 5 == 3 {
+            let text = serde_json::to_string(&machine).expect("machines are plain data");
+            machine = serde_json::from_str(&text).expect("machines are plain data");
+        }
+        let text = serde_json::to_string(event).expect("events are plain data");
+        let event: M::Event = serde_json::from_str(&text).expect("events are plain data");
+        let mut again = vec![];
+        machine.handle(*now, event, &mut again);
+        assert_eq!(again, *actions, "seed {seed}, event {number}");
+    }
+}
 
 /// SplitMix64: small, seeded, good enough to choose schedules.
 #[derive(Debug, Clone)]

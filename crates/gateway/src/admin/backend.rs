@@ -2,9 +2,11 @@
 
 use super::events::EventLog;
 use crate::{batches::Batches, jobs::Jobs};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 use warmset_core::ModelName;
 
 /// Why an admin call was refused or failed.
@@ -43,6 +45,18 @@ impl AdminError {
         Self { status: 500, message: message.into() }
     }
 }
+
+/// How far a recording goes; whichever end comes first is its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecordingLimits {
+    /// So many seconds; without, as long as somebody takes it.
+    pub seconds: Option<u64>,
+    /// So many bytes; without, as many as the server says.
+    pub bytes_max: Option<u64>,
+}
+
+/// A recording, as it is made: whole lines. Dropped, it ends.
+pub type RecordingChunks = mpsc::Receiver<Bytes>;
 
 /// The answer to an admin call: a JSON document, sent as it is.
 pub type AdminFuture<'a> = BoxFuture<'a, Result<Value, AdminError>>;
@@ -86,6 +100,11 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// `POST /admin/v1/reload`: read the configuration again and change what has changed.
     fn reload(&self) -> AdminFuture<'_> {
         Box::pin(async { Err(AdminError::not_found("there is no configuration to read again")) })
+    }
+    /// `GET /admin/v1/recording`: what the machines are told and do from now on.
+    fn record(&self, limits: RecordingLimits) -> Result<RecordingChunks, AdminError> {
+        let _ = limits;
+        Err(AdminError::not_found("there is nothing here to record"))
     }
     /// Brings the gauges that follow from the ledger up to date before a scrape.
     fn refresh_metrics(&self) -> BoxFuture<'_, ()>;

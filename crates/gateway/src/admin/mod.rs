@@ -8,7 +8,7 @@ mod events;
 
 pub(crate) use access::guard;
 pub use access::{AdminAccess, hash_admin_key};
-pub use backend::{AdminBackend, AdminError, AdminFuture};
+pub use backend::{AdminBackend, AdminError, AdminFuture, RecordingChunks, RecordingLimits};
 pub use events::{EVENT_BACKLOG_MAX, EventLog, LoggedEvent, Next, Subscription};
 
 use crate::{errors::ApiError, frontend::Frontend};
@@ -186,6 +186,20 @@ pub(crate) async fn drain(State(state): State<AdminState>) -> Answer {
 
 pub(crate) async fn reload(State(state): State<AdminState>) -> Answer {
     answer(state.backend.reload()).await
+}
+
+/// What the machines are told and do from now on, for as long as the caller takes it.
+pub(crate) async fn recording(
+    State(state): State<AdminState>,
+    Query(query): Parameters,
+) -> Result<Response, AdminError> {
+    let limits = RecordingLimits { seconds: number(&query, "seconds")?, bytes_max: number(&query, "max_bytes")? };
+    let chunks = stream::unfold(state.backend.record(limits)?, |mut chunks| async {
+        let chunk = chunks.recv().await?;
+        Some((Ok::<_, std::convert::Infallible>(chunk), chunks))
+    });
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(chunks)).into_response())
 }
 
 /// Events as they happen, from the one after `?after=N` on; without it, from now on. With `?recent=N` only the last ones,

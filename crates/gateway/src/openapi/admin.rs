@@ -36,6 +36,10 @@ pub(super) fn operations() -> Vec<Operation> {
         get("/admin/v1/events", "What happens, as server-sent events")
             .query("after", &whole, "goes on after this event")
             .streams(),
+        get("/admin/v1/recording", "What the machines are told and do from now on, a JSON document a line")
+            .query("seconds", &whole, "ends after so many")
+            .query("max_bytes", &whole, "ends before it is longer than this")
+            .answers_with(200, "application/x-ndjson", &text),
         post("/admin/v1/drain", "Accepts nothing new, finishes what runs, unloads everything").answers(200, "Draining"),
         get("/admin/v1/jobs", "Every job, the newest first").query("limit", &whole, "how many").answers(200, "JobList"),
         get("/admin/v1/jobs/{name}", "One job").answers(200, "Job"),

@@ -96,7 +96,7 @@ struct Admin {
 impl Admin {
     async fn with(access: AdminAccess) -> Self {
         let metrics = Arc::new(Metrics::default());
-        let frontend = Frontend::start(FrontendConfig::default(), metrics.clone()).unwrap();
+        let frontend = Frontend::start(FrontendConfig::default(), metrics.clone());
         frontend.publish(vec![entry(route())], vec![]);
         let program = Arc::new(Program { metrics, ..Program::default() });
         let router: Router = admin_router(frontend, program.clone(), access);

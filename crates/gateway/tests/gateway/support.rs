@@ -105,7 +105,6 @@ pub(crate) struct Setup {
     pub(crate) api: ApiConfig,
     pub(crate) server: ServerConfig,
     pub(crate) ready: bool,
-    pub(crate) recording: Option<std::path::PathBuf>,
 }
 
 impl Default for Setup {
@@ -113,7 +112,7 @@ impl Default for Setup {
         // Headers are exact in tests unless a test wants the grace to pass.
         let api = ApiConfig { stream_grace: LONG, ..ApiConfig::default() };
         let (settings, server) = (Settings::default(), ServerConfig::default());
-        Self { route: route(), settings, api, server, ready: true, recording: None }
+        Self { route: route(), settings, api, server, ready: true }
     }
 }
 
@@ -132,9 +131,8 @@ impl Harness {
     }
 
     pub(crate) async fn with(setup: Setup) -> Self {
-        let config =
-            FrontendConfig { settings: setup.settings, recording: setup.recording, ..FrontendConfig::default() };
-        let frontend = Frontend::start(config, Arc::new(Metrics::default())).unwrap();
+        let config = FrontendConfig { settings: setup.settings, ..FrontendConfig::default() };
+        let frontend = Frontend::start(config, Arc::new(Metrics::default()));
         let (link, worker) = FakeWorker::new();
         frontend.worker_up(WORKER, link.clone());
         frontend.publish(vec![entry(setup.route)], vec![]);

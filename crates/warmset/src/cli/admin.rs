@@ -1,14 +1,24 @@
 //! `warmset admin`: what concerns the server as a whole.
 
-use super::arguments::{AdminCommand, GlobalArguments};
+use super::{arguments::GlobalArguments, record};
 use crate::{
     client::{Client, DEFAULT_ADMIN},
     data,
     output::{Output, count, text_of},
 };
 use anyhow::{Context, Result, bail};
+use clap::Subcommand;
 use hyper::Method;
 use serde_json::Value;
+
+/// `warmset admin ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum AdminCommand {
+    /// Read the configuration file again and change what has changed
+    Reload,
+    /// Record what the machines of the server are told and do, until interrupted, for `warmset replay`
+    Record(record::RecordArguments),
+}
 
 /// Runs a command and prints its result.
 pub(crate) async fn run(command: AdminCommand, global: &GlobalArguments, output: Output) -> Result<()> {
@@ -24,6 +34,7 @@ pub(crate) async fn run(command: AdminCommand, global: &GlobalArguments, output:
                 bail!("{} not changed: its new version failed", count(failed, "model"));
             }
         }
+        AdminCommand::Record(arguments) => record::run(&arguments, &server(global)?, output).await?,
     }
     Ok(())
 }

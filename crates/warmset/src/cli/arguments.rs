@@ -1,6 +1,6 @@
 //! The command line, as clap reads it.
 
-use super::plan::PlanCommand;
+use super::{admin::AdminCommand, plan::PlanCommand, replay::ReplayArguments};
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Plan(Box<PlanCommand>),
     /// Replay demand through the machines that serve, on a virtual clock, and compare with others
     Sim(SimArguments),
+    /// Tell a recording to the machines again, which must do the same; or ask what would have been
+    Replay(ReplayArguments),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -159,8 +161,8 @@ pub(crate) struct ServeArguments {
     /// Part of it that is kept free [default: a tenth, at least 384MiB, never more than half]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub(crate) reserve: Option<Bytes>,
-    /// Write every event of both machines into this directory, for replay
-    #[arg(long, value_name = "DIR")]
+    /// Record what the machines are told and do into this file, from the start on, for `warmset replay`
+    #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
     /// Let time pass so many times as fast, for replays with synthetic engines
     #[arg(long, value_name = "N", hide = true, default_value = "1", value_parser = clock_speed)]
@@ -207,13 +209,6 @@ pub(crate) enum ImportCommand {
         #[arg(long, conflicts_with = "add")]
         all: bool,
     },
-}
-
-/// `warmset admin ...`
-#[derive(Debug, Subcommand)]
-pub(crate) enum AdminCommand {
-    /// Read the configuration file again and change what has changed
-    Reload,
 }
 
 /// `warmset model ...`

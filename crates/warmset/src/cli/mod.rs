@@ -12,6 +12,8 @@ mod listing;
 mod model;
 mod place;
 mod plan;
+mod record;
+mod replay;
 mod run;
 mod sim;
 mod sim_batching;
@@ -54,11 +56,12 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// What every command understands and these have no use for: they are no commands of a server or a data directory.
-const UNUSED: [(&str, &[&str]); 5] = [
+const UNUSED: [(&str, &[&str]); 6] = [
     ("serve", &["server"]),
     ("gateway", &["server", "data"]),
     ("plan", &["server", "data"]),
     ("sim", &["server", "data"]),
+    ("replay", &["server", "data"]),
     ("completions", &["server", "data"]),
 ];
 
@@ -143,6 +146,7 @@ fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Plan(command) => done(plan::run(&command, output)),
         Command::Sim(arguments) => done(sim::run(&arguments, output)),
+        Command::Replay(arguments) => done(replay::run(&arguments, output)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command_line(), "warmset", &mut script);

@@ -49,7 +49,6 @@ fn be_parent(program: PathBuf, directory: PathBuf) -> Result<(), Box<dyn std::er
             data_dir: directory,
             worker_type: "test".into(),
             spare: true,
-            record: None,
             artifacts: Arc::new(Trusting),
             kv: None,
             clock: Clock::start(),

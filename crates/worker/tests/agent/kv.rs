@@ -73,7 +73,7 @@ async fn saved(kv: &KvHandle, blocks: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn k7_k16_only_the_same_domain_and_model_find_what_was_kept() {
     let mut kept = None;
-    let mut world = World::keeping(settings(64 * MIB), false, None, |directory| {
+    let mut world = World::keeping(settings(64 * MIB), false, |directory| {
         kept = Some(keep(directory, 16 * MIB, 0));
         kept.clone()
     });
@@ -97,7 +97,7 @@ async fn k7_k16_only_the_same_domain_and_model_find_what_was_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn k7_another_domain_cannot_tell_a_prompt_that_is_known_from_one_that_is_not() {
-    let mut world = World::keeping(settings(64 * MIB), false, None, |directory| Some(keep(directory, 32 * MIB, 0)));
+    let mut world = World::keeping(settings(64 * MIB), false, |directory| Some(keep(directory, 32 * MIB, 0)));
     let model = world.add(1, &spec());
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for round in 0..24 {
@@ -137,7 +137,7 @@ fn kolmogorov_smirnov(one: &mut [f64], other: &mut [f64]) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn k1_k11_under_pressure_every_restored_block_is_the_right_one() {
     let mut kept = None;
-    let mut world = World::keeping(settings(4 * MIB), false, None, |directory| {
+    let mut world = World::keeping(settings(4 * MIB), false, |directory| {
         // 40 blocks in memory, 200 on disk, for 64 conversations of up to 7.
         kept = Some(keep(directory, 40 * (BLOCK_TOKENS as u64 * TOKEN_BYTES + 4096), 4 << 20));
         kept.clone()

@@ -127,20 +127,15 @@ pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool)
 
 impl World {
     pub(crate) fn new(settings: Settings) -> Self {
-        Self::with(settings, false, None)
+        Self::with(settings, false)
     }
 
-    pub(crate) fn with(settings: Settings, spare: bool, record: Option<&str>) -> Self {
-        Self::keeping(settings, spare, record, |_| None)
+    pub(crate) fn with(settings: Settings, spare: bool) -> Self {
+        Self::keeping(settings, spare, |_| None)
     }
 
     /// A worker that keeps KV as the function says, which is given the directory of the test.
-    pub(crate) fn keeping(
-        settings: Settings,
-        spare: bool,
-        record: Option<&str>,
-        keep: impl FnOnce(&Path) -> Option<KvHandle>,
-    ) -> Self {
+    pub(crate) fn keeping(settings: Settings, spare: bool, keep: impl FnOnce(&Path) -> Option<KvHandle>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let kv = keep(directory.path());
         let program = own_program(directory.path());
@@ -152,7 +147,6 @@ impl World {
             data_dir: directory.path().join("data"),
             worker_type: "test".into(),
             spare,
-            record: record.map(|name| directory.path().join(name)),
             artifacts: Arc::clone(&shelf) as Arc<dyn Artifacts>,
             kv,
             clock: Clock::start(),

@@ -1,0 +1,300 @@
+//! What a recording says of the world around the worker: who asked for what and when, and what engines cost.
+
+use super::{Entry, Line};
+use crate::node::{Ask, EngineCost, Outcome, STOP_TIME};
+use serde::Serialize;
+use std::{collections::BTreeMap, time::Duration};
+use warmset_core::{
+    Digest, Footprint, Instant, RequestId,
+    recording::StepOf,
+    worker::{Action, Event, Generation, ModelSpec, Recollection, Settings, StartKind, Worker},
+};
+
+/// How long a request runs if none of the recording ran to its end.
+const RUN_ASSUMED: Duration = Duration::from_secs(1);
+
+/// Counts and waits of one run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figures {
+    /// Requests that came to the worker.
+    pub requests: u64,
+    /// Requests that found their model ready.
+    pub warm: u64,
+    /// Requests that waited for a load.
+    pub cold: u64,
+    /// Requests that were refused.
+    pub rejected: u64,
+    /// Loads begun.
+    pub loads: u64,
+    /// Models told to leave for others.
+    pub evictions: u64,
+    /// Loads ahead of requests that saved a cold start.
+    pub preloads_used: u64,
+    /// Loads ahead of requests that nobody used.
+    pub preloads_wasted: u64,
+    /// How long requests waited at the worker until an engine had them: half of them not longer.
+    pub wait_p50_seconds: f64,
+    /// 99 of 100 not longer.
+    pub wait_p99_seconds: f64,
+    /// The same of those that waited for a load.
+    pub cold_wait_p50_seconds: f64,
+    /// 99 of 100 of these not longer.
+    pub cold_wait_p99_seconds: f64,
+}
+
+impl Figures {
+    pub(super) fn of(outcome: &Outcome, requests: u64) -> Self {
+        let waits = |cold_only: bool| {
+            let wanted = outcome.waits.iter().filter(|(start, _)| !cold_only || *start == StartKind::Cold);
+            let mut waits: Vec<Duration> = wanted.map(|(_, waited)| *waited).collect();
+            waits.sort_unstable();
+            waits
+        };
+        let (all, cold) = (waits(false), waits(true));
+        Self {
+            requests,
+            warm: outcome.starts.warm,
+            cold: outcome.starts.cold,
+            rejected: outcome.rejected,
+            loads: outcome.loads,
+            evictions: outcome.evictions,
+            preloads_used: outcome.preloads_used,
+            preloads_wasted: outcome.preloads_wasted,
+            wait_p50_seconds: nearest_rank(&all, 50),
+            wait_p99_seconds: nearest_rank(&all, 99),
+            cold_wait_p50_seconds: nearest_rank(&cold, 50),
+            cold_wait_p99_seconds: nearest_rank(&cold, 99),
+        }
+    }
+}
+
+/// The smallest of the sorted values that so many percent of them do not exceed; 0 of none.
+fn nearest_rank(sorted: &[Duration], percent: usize) -> f64 {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64)
+}
+
+/// Durations of one kind, of one model.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: Duration,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, duration: Duration) {
+        (self.sum, self.count) = (self.sum.saturating_add(duration), self.count.saturating_add(1));
+    }
+
+    fn get(self) -> Option<Duration> {
+        (self.count > 0).then(|| self.sum / self.count)
+    }
+}
+
+/// What was seen of one model's engines.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    peak: Option<Footprint>,
+    steady: Option<Footprint>,
+    /// One after the other.
+    loads: Vec<Duration>,
+    stop: Mean,
+    run: Mean,
+}
+
+/// What happened by itself: neither a machine's doing nor an engine's.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Outside {
+    /// A request came.
+    Ask(Ask),
+    /// Anything else that a worker is told.
+    Event(Event),
+}
+
+/// The worker of a recording.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    pub(super) settings: Option<Settings>,
+    /// Every model at the beginning, as it was known then.
+    pub(super) specs: Vec<ModelSpec>,
+    /// What there was to remember at the beginning.
+    pub(super) recollections: Vec<Recollection>,
+    /// What came from outside, by the time since the beginning.
+    pub(super) outside: Vec<(Duration, Outside)>,
+    began: Instant,
+    asks: u64,
+    outcome: Outcome,
+    seen: BTreeMap<Digest, Seen>,
+    rewarm: BTreeMap<Digest, Duration>,
+    /// Requests that wait: which one it is of `outside`, and since when.
+    waiting: BTreeMap<RequestId, (usize, Instant)>,
+    /// Requests that run: which one it is of `outside`, since when, and how long before they gave way.
+    running: BTreeMap<RequestId, (usize, Instant, Duration)>,
+    loading: BTreeMap<(Digest, Generation), Instant>,
+    stopping: BTreeMap<(Digest, Generation), Instant>,
+}
+
+impl Observed {
+    /// Looks at the next line.
+    pub fn take(&mut self, line: Line) {
+        match line {
+            Line::Worker(Entry::Begin { now, machine }) => self.begin(now, &machine),
+            Line::Worker(Entry::Step(step)) => self.step(step),
+            _ => {}
+        }
+    }
+
+    /// What came of it, live.
+    pub fn figures(&self) -> Figures {
+        Figures::of(&self.outcome, self.asks)
+    }
+
+    /// What the engines of each model are like.
+    pub(super) fn engines(&self) -> BTreeMap<Digest, EngineCost> {
+        let any_run = self.seen.values().fold(Mean::default(), |mut all, seen| {
+            (all.sum, all.count) = (all.sum.saturating_add(seen.run.sum), all.count.saturating_add(seen.run.count));
+            all
+        });
+        let run = any_run.get().unwrap_or(RUN_ASSUMED);
+        let configured = self.outside.iter().filter_map(|(_, outside)| match outside {
+            Outside::Event(Event::Configure(spec)) => Some(spec),
+            _ => None,
+        });
+        let engine = |spec: &ModelSpec| {
+            let mut seen = self.seen.get(&spec.digest).cloned().unwrap_or_default();
+            if seen.loads.is_empty() {
+                seen.loads.push(self.rewarm.get(&spec.digest).copied().unwrap_or_default());
+            }
+            EngineCost {
+                peak: seen.peak.unwrap_or_else(|| spec.peak.clone()),
+                steady: seen.steady.unwrap_or_else(|| spec.steady.clone()),
+                loads: seen.loads,
+                stop: seen.stop.get().unwrap_or(STOP_TIME),
+                run: seen.run.get().unwrap_or(run),
+            }
+        };
+        self.specs.iter().chain(configured).map(|spec| (spec.digest, engine(spec))).collect()
+    }
+
+    fn begin(&mut self, now: Instant, machine: &Worker) {
+        self.began = now;
+        self.settings = Some(machine.settings().clone());
+        self.specs = machine.specs().cloned().collect();
+        self.recollections = machine.recollections(now);
+        for spec in &self.specs {
+            self.rewarm.insert(spec.digest, seconds(spec.rewarm_seconds));
+        }
+    }
+
+    fn step(&mut self, step: StepOf<Worker>) {
+        let StepOf::<Worker> { now, event, actions } = step;
+        self.hear(now, &event);
+        if comes_from_outside(&event) {
+            if let Event::Configure(spec) = &event {
+                self.rewarm.entry(spec.digest).or_insert(seconds(spec.rewarm_seconds));
+            }
+            self.outside.push((now.since(self.began), Outside::Event(event)));
+        }
+        for action in &actions {
+            self.see(now, action);
+        }
+    }
+
+    fn hear(&mut self, now: Instant, event: &Event) {
+        match event {
+            Event::Assigned { request, digest, class, .. } => {
+                self.asks += 1;
+                // One that is tried again comes as another one.
+                let ask = Ask { request: RequestId(self.asks), digest: *digest, class: *class, run: None };
+                self.waiting.insert(*request, (self.outside.len(), now));
+                self.outside.push((now.since(self.began), Outside::Ask(ask)));
+            }
+            Event::Cancelled { request, cause } => {
+                let waiting = self.waiting.remove(request).map(|(place, _)| place);
+                let place = waiting.or(self.running.get(request).map(|(place, _, _)| *place));
+                if let Some((_, Outside::Ask(ask))) = place.and_then(|place| self.outside.get(place)) {
+                    let gone = Event::Cancelled { request: ask.request, cause: *cause };
+                    self.outside.push((now.since(self.began), Outside::Event(gone)));
+                }
+            }
+            Event::Parked { request } => {
+                if let Some((_, since, before)) = self.running.get_mut(request) {
+                    *before += now.since(*since);
+                }
+            }
+            Event::Finished { request } => self.finished(now, *request),
+            Event::Loaded { digest, generation, peak, steady, .. } => {
+                let seen = self.seen.entry(*digest).or_default();
+                (seen.peak, seen.steady) = (Some(peak.clone()), Some(steady.clone()));
+                if let Some(began) = self.loading.remove(&(*digest, *generation)) {
+                    seen.loads.push(now.since(began));
+                }
+            }
+            Event::Exited { digest, generation, .. } => {
+                self.loading.remove(&(*digest, *generation));
+                if let Some(began) = self.stopping.remove(&(*digest, *generation)) {
+                    self.seen.entry(*digest).or_default().stop.add(now.since(began));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn finished(&mut self, now: Instant, request: RequestId) {
+        let Some((place, since, before)) = self.running.remove(&request) else { return };
+        let ran = before + now.since(since);
+        if let Some((_, Outside::Ask(ask))) = self.outside.get_mut(place) {
+            ask.run = Some(ran);
+            self.seen.entry(ask.digest).or_default().run.add(ran);
+        }
+    }
+
+    fn see(&mut self, now: Instant, action: &Action) {
+        match action {
+            Action::Verify { digest, generation } => {
+                self.loading.insert((*digest, *generation), now);
+            }
+            Action::Stop { digest, generation } | Action::Kill { digest, generation } => {
+                self.stopping.entry((*digest, *generation)).or_insert(now);
+            }
+            Action::Start { request, start, .. } => {
+                if let Some((place, came)) = self.waiting.remove(request) {
+                    let waited = now.since(came);
+                    self.outcome.started(*start, waited);
+                    self.outcome.waits.push((*start, waited));
+                    self.running.insert(*request, (place, now, Duration::ZERO));
+                } else if let Some((_, since, _)) = self.running.get_mut(request) {
+                    *since = now;
+                }
+            }
+            Action::Reject { request, .. } => {
+                self.waiting.remove(request);
+                self.outcome.rejected += 1;
+            }
+            Action::Tell(fact) => self.outcome.told(fact),
+            _ => {}
+        }
+    }
+}
+
+/// Whether an event is neither an engine's answer nor the clock's, nor a request or its end.
+fn comes_from_outside(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Configure(_)
+            | Event::Forget { .. }
+            | Event::LoadWanted { .. }
+            | Event::Remembered { .. }
+            | Event::Succeed { .. }
+            | Event::PauseLifted { .. }
+            | Event::UnloadWanted { .. }
+            | Event::KvPressed { .. }
+            | Event::WallTime { .. }
+            | Event::Scheduled { .. }
+            | Event::Drain
+    )
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}

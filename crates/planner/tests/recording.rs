@@ -1,0 +1,230 @@
+//! Recordings written down, read back, told again and simulated, from runs whose outcome is known.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use warmset_core::{
+    Digest, Instant, Machine, ModelName, Priority, RequestId, TenantId, WorkerId,
+    forecast::{Parts, WallTime},
+    gateway::{self, ColdPolicy, Gateway, Route},
+    recording::{Recorded, StepOf, Tape},
+    targets::Targets,
+    worker::{self, Worker},
+};
+use warmset_planner::{
+    node::{Cost, Node, settings},
+    recording::{End, Entry, FORMAT_VERSION, Header, Line, LineError, Observed, Replay, ReplayError, WhatIf},
+    scenario::Scenario,
+};
+
+const GIBIBYTE: u64 = 1 << 30;
+
+/// Writes lines as a server does.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<(u64, Vec<u8>)>>);
+
+impl Lines {
+    fn add(&self, line: &Line) -> bool {
+        let mut lines = self.0.lock().expect("no test panics with it");
+        lines.0 += 1;
+        let number = lines.0;
+        line.write(number, &mut lines.1).expect("plain data");
+        true
+    }
+
+    fn text(&self) -> Vec<Vec<u8>> {
+        let lines = self.0.lock().expect("no test panics with it");
+        lines.1.split_inclusive(|byte| *byte == b'\n').map(|line| line[..line.len() - 1].to_vec()).collect()
+    }
+}
+
+impl<M: Machine + Clone> Tape<M> for Lines
+where
+    Line: From<Entry<M>>,
+{
+    fn begin(&mut self, now: Instant, machine: &M) -> bool {
+        self.add(&Entry::Begin { now, machine: Box::new(machine.clone()) }.into())
+    }
+
+    fn step(&mut self, step: StepOf<M>) -> bool {
+        self.add(&Entry::Step(step).into())
+    }
+}
+
+fn begun() -> Lines {
+    let lines = Lines::default();
+    lines.add(&Line::Recording(Header { version: FORMAT_VERSION, program: "test".to_owned() }));
+    lines
+}
+
+/// A day of a scenario, recorded from its first event on.
+fn simulated(scenario: &str, slots: u64) -> (Lines, Node) {
+    let scenario = Scenario::shipped(scenario).expect("it is shipped");
+    let demand = scenario.demand(1, None).expect("synthetic");
+    let cost = Cost { bytes: GIBIBYTE, load: scenario.load(), run: scenario.run() };
+    let lines = begun();
+    let mut node = Node::new(settings(slots * GIBIBYTE, Parts::ALL), vec![cost; demand.models]);
+    node.record(Box::new(lines.clone()));
+    // A server tells it again and again.
+    let wall = WallTime { weekday: 0, second: 0 };
+    node.schedule(Instant::ZERO, worker::Event::WallTime { wall, asleep: Duration::ZERO });
+    node.run(&demand).expect("every invariant holds");
+    (lines, node)
+}
+
+fn read(number: usize, text: &[u8]) -> Result<Line, LineError> {
+    Line::read(number as u64 + 1, &mut text.to_vec())
+}
+
+/// Tells the lines again; the error, and how many went before it.
+fn replay(text: &[Vec<u8>]) -> (usize, Result<Replay, ReplayError>) {
+    let mut replay = Replay::default();
+    for (number, line) in text.iter().enumerate() {
+        if let Err(error) = replay.take(read(number, line).expect("as written")) {
+            return (number, Err(error));
+        }
+    }
+    (text.len(), Ok(replay))
+}
+
+#[test]
+fn a_recorded_run_is_the_same_again_and_simulated_it_is_itself() {
+    let (lines, node) = simulated("rare-models", 16);
+    let text = lines.text();
+    let (_, replayed) = replay(&text);
+    let machines = replayed.expect("the same machine does the same").finish().expect("every invariant holds");
+    assert_eq!(machines.len(), 1);
+    assert_eq!(machines[0].events as usize, text.len() - 2, "all but the header and the beginning");
+
+    let mut observed = Observed::default();
+    for (number, line) in text.iter().enumerate() {
+        observed.take(read(number, line).expect("as written"));
+    }
+    let recorded = observed.figures();
+    assert_eq!((recorded.warm, recorded.cold), (node.outcome.starts.warm, node.outcome.starts.cold));
+    assert_eq!((recorded.loads, recorded.evictions), (node.outcome.loads, node.outcome.evictions));
+    assert_eq!(WhatIf::default().run(&observed).expect("it runs"), recorded, "nothing was asked to be other");
+    let roomy = WhatIf { memory_bytes: Some(1_000 * GIBIBYTE), ..WhatIf::default() }.run(&observed).expect("it runs");
+    assert!(roomy.evictions == 0 && roomy.cold < recorded.cold && roomy.requests == recorded.requests, "{roomy:?}");
+    let parts = WhatIf::parts_of("no-preload").expect("it is one");
+    let lazy = WhatIf { parts: Some(parts), ..WhatIf::default() }.run(&observed).expect("it runs");
+    assert_eq!((lazy.preloads_used, lazy.preloads_wasted), (0, 0));
+    let tiny = WhatIf { reserve_bytes: Some(16 * GIBIBYTE), ..WhatIf::default() }.run(&observed);
+    assert!(tiny.expect_err("nothing is left").to_string().contains("leaves nothing"));
+    assert!(WhatIf::parts_of("lru").expect_err("not our machine").to_string().contains("no-forecast"));
+    assert!(WhatIf::default().run(&Observed::default()).is_err(), "there is no worker");
+}
+
+#[test]
+fn what_was_changed_lost_or_moved_is_found_by_its_sum() {
+    let text = gateway_recording(|_, _| {}).text();
+    for (number, line) in text.iter().enumerate() {
+        assert!(read(number, line).is_ok());
+        assert!(matches!(read(number + 1, line), Err(LineError::Changed)), "it has another place");
+        for place in [0, 8, 24, 30, line.len() - 1] {
+            let mut changed = line.clone();
+            changed[place] ^= 1;
+            assert!(read(number, &changed).is_err(), "byte {place} of line {number}");
+        }
+        assert!(read(number, &line[..line.len() - 1]).is_err());
+    }
+    for foreign in [&b""[..], b"{}", b"{\"sum\":\"0123456789abcdef\"", b"\xff\xfe"] {
+        assert!(matches!(read(0, foreign), Err(LineError::Foreign)));
+    }
+}
+
+/// A gateway that hands out three requests with one permit, recorded from the middle on.
+fn gateway_recording(change: impl Fn(usize, &mut gateway::Event)) -> Lines {
+    let mut machine = Recorded::new(Gateway::new(gateway::Settings::default()));
+    let digest = Digest([1; 32]);
+    let route = Route {
+        digest,
+        name: ModelName::parse("m").expect("a name"),
+        priority: Priority::Standard,
+        max_concurrency: 1,
+        critical_reserve: 0,
+        parks: false,
+        cold: ColdPolicy::Wait,
+        rewarm_seconds: 1.25,
+        targets: Targets::default(),
+    };
+    let arrived = |request| gateway::Event::Arrived {
+        request: RequestId(request),
+        tenant: TenantId::anonymous(),
+        digest,
+        class: Priority::Standard,
+        patience: Duration::from_secs(60),
+    };
+    let finished =
+        |request| gateway::Event::Finished { request: RequestId(request), prompt_tokens: 1, completion_tokens: 2 };
+    let events = [
+        gateway::Event::Configure(route),
+        gateway::Event::WorkerUp { worker: WorkerId(0) },
+        arrived(1),
+        arrived(2),
+        arrived(3),
+        finished(1),
+        finished(2),
+    ];
+    let lines = begun();
+    for (number, event) in events.into_iter().enumerate() {
+        if number == 3 {
+            machine.record(Instant(number as u64), Box::new(lines.clone()));
+        }
+        machine.handle(Instant(number as u64), event, &mut Vec::new());
+    }
+    let written = lines.text();
+    let changed = begun();
+    for (number, text) in written.iter().enumerate().skip(1) {
+        let mut line = read(number, text).expect("as written");
+        if let Line::Gateway(Entry::Step(step)) = &mut line {
+            change(number, &mut step.event);
+        }
+        changed.add(&line);
+    }
+    changed
+}
+
+#[test]
+fn the_first_step_that_differs_is_shown_with_what_was_and_what_is() {
+    assert!(replay(&gateway_recording(|_, _| {}).text()).1.is_ok());
+    let changed = gateway_recording(|number, event| {
+        if number == 4 {
+            *event = gateway::Event::Cancelled { request: RequestId(2) };
+        }
+    });
+    let (before, outcome) = replay(&changed.text());
+    let Err(ReplayError::Different(difference)) = outcome else { panic!("it is another run") };
+    assert_eq!((before, difference.machine, difference.line, difference.step), (4, "gateway", 5, 3));
+    assert!(difference.event.contains("Cancelled"), "{difference:?}");
+    assert!(difference.recorded[0].contains("Dispatch") && difference.replayed.is_empty(), "{difference:?}");
+}
+
+#[test]
+fn lines_that_do_not_belong_together_are_refused() {
+    let refusal = |lines: &[Line]| {
+        let mut replay = Replay::default();
+        // Lines have no copies: they are written and read.
+        let mut text = Vec::new();
+        let taken = lines.iter().try_for_each(|line| {
+            text.clear();
+            line.write(1, &mut text).expect("plain data");
+            replay.take(Line::read(1, &mut text[..text.len() - 1]).expect("as written"))
+        });
+        taken.expect_err("it is refused").to_string()
+    };
+    let header = |version| Line::Recording(Header { version, program: String::new() });
+    let begin = || {
+        let machine = Box::new(Worker::new(settings(GIBIBYTE, Parts::ALL), Instant::ZERO));
+        Line::Worker(Entry::Begin { now: Instant::ZERO, machine })
+    };
+    let end = || Line::End(End { reason: String::new() });
+    assert!(refusal(&[header(FORMAT_VERSION + 1)]).contains("use the version that made it"));
+    assert!(refusal(&[end()]).contains("line 1"));
+    assert!(refusal(&[header(FORMAT_VERSION), header(FORMAT_VERSION)]).contains("line 2"));
+    assert!(refusal(&[header(FORMAT_VERSION), begin(), begin()]).contains("has begun already"));
+    let step = gateway_recording(|_, _| {}).text();
+    let step = read(2, &step[2]).expect("as written");
+    assert!(refusal(&[header(FORMAT_VERSION), step]).contains("has not begun"));
+}

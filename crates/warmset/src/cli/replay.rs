@@ -1,0 +1,193 @@
+//! `warmset replay`: the same machines told the same, or the same requests in another world.
+
+use crate::{
+    config::units,
+    output::{Output, count, table, text_of},
+    recording::{Ending, Reading},
+};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use std::{path::PathBuf, time::Duration};
+use warmset_core::Bytes;
+use warmset_planner::recording::{Difference, Observed, Replay, ReplayError, WhatIf};
+
+/// `warmset replay`
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArguments {
+    /// What `warmset admin record` or `warmset serve --record` wrote
+    #[arg(value_name = "RECORDING")]
+    recording: PathBuf,
+    /// What if the pool had so much memory: the requests and the engines of the recording in the simulator
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    memory: Option<Bytes>,
+    /// What if so much of it were kept free
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    reserve: Option<Bytes>,
+    /// What if another policy decided: warmset, no-preload, no-intervals, no-time-of-day or no-forecast
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+}
+
+/// Replays a recording and prints what came of it.
+pub(super) fn run(arguments: &ReplayArguments, output: Output) -> Result<()> {
+    let named = || format!("cannot replay {}", arguments.recording.display());
+    let reading = Reading::open(&arguments.recording)?;
+    let asks_what_if = arguments.memory.is_some() || arguments.reserve.is_some() || arguments.policy.is_some();
+    if asks_what_if { what_if(arguments, reading, output) } else { replay(arguments, reading, output) }
+        .with_context(named)
+}
+
+fn replay(arguments: &ReplayArguments, mut reading: Reading, output: Output) -> Result<()> {
+    let mut replay = Replay::default();
+    let spinner = output.spinner("replaying");
+    let mut outcome = Ok(());
+    while outcome.is_ok()
+        && let Some(line) = reading.next()?
+    {
+        outcome = replay.take(line);
+    }
+    drop(spinner);
+    let difference = match outcome.and_then(|()| replay.finish().map(drop)) {
+        Ok(()) => None,
+        Err(ReplayError::Different(difference)) => Some(difference),
+        Err(error) => return Err(error.into()),
+    };
+    let machines = if difference.is_some() { Vec::new() } else { replay.finish()? };
+    if machines.is_empty() && difference.is_none() {
+        bail!("no machine is in it");
+    }
+    let mut document = json!({
+        "recording": arguments.recording,
+        "program": replay.header().map(|header| &header.program),
+        "same": difference.is_none(),
+        "machines": machines,
+        "difference": difference,
+    });
+    add_ending(&mut document, &reading);
+    output.result(&document, |document| match &difference {
+        Some(difference) => difference_text(difference),
+        None => same_text(document),
+    });
+    match difference {
+        Some(difference) => bail!(
+            "the {} does something else now than it did at its step {}: see above",
+            difference.machine,
+            difference.step
+        ),
+        None => Ok(()),
+    }
+}
+
+/// How the recording ends; null where it was not read to its end.
+fn add_ending(document: &mut Value, reading: &Reading) {
+    (document["whole"], document["ended"]) = match reading.ending() {
+        Some(Ending::Whole(reason)) => (json!(true), json!(reason)),
+        Some(Ending::Cut) => (json!(false), Value::Null),
+        None => (Value::Null, Value::Null),
+    };
+}
+
+fn ending_text(document: &Value) -> String {
+    match document["ended"].as_str() {
+        Some(reason) => format!("the recording ends because {reason}"),
+        None => "the recording was cut: whoever wrote it was stopped, and what it wrote last may be missing".to_owned(),
+    }
+}
+
+fn same_text(document: &Value) -> String {
+    let lines = document["machines"].as_array().into_iter().flatten().map(|machine| {
+        let counted =
+            |key: &str| machine[key].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+        format!(
+            "the {} did the same: {}, {}, {:.1} s\n",
+            text_of(machine, "machine"),
+            count(counted("events"), "event"),
+            count(counted("actions"), "action"),
+            machine["seconds"].as_f64().unwrap_or_default(),
+        )
+    });
+    lines.collect::<String>() + &ending_text(document)
+}
+
+fn difference_text(difference: &Difference) -> String {
+    let Difference { machine, line, step, now_nanoseconds, event, recorded, replayed } = difference;
+    let seconds = Duration::from_nanos(*now_nanoseconds).as_secs_f64();
+    let same = recorded.iter().zip(replayed).take_while(|(then, now)| then == now).count();
+    let mut text =
+        format!("the {machine} at its step {step} (line {line}), {seconds:.6} s on the server's clock, was told\n");
+    text += &format!("    {event}\n");
+    for action in &recorded[..same] {
+        text += &format!("  = {action}\n");
+    }
+    for (mark, actions, none) in [('-', recorded, "nothing more was recorded"), ('+', replayed, "nothing more now")] {
+        for action in &actions[same..] {
+            text += &format!("  {mark} {action}\n");
+        }
+        if actions.len() == same {
+            text += &format!("  {mark} ({none})\n");
+        }
+    }
+    text + "(= the same, - as recorded, + as it is now)"
+}
+
+fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) -> Result<()> {
+    let parts = arguments.policy.as_deref().map(WhatIf::parts_of).transpose()?;
+    let asked = WhatIf { memory_bytes: arguments.memory, reserve_bytes: arguments.reserve, parts };
+    let spinner = output.spinner("simulating");
+    let mut observed = Observed::default();
+    while let Some(line) = reading.next()? {
+        observed.take(line);
+    }
+    let simulated = WhatIf::default().run(&observed)?;
+    let other = asked.run(&observed)?;
+    drop(spinner);
+    let mut document = json!({
+        "recording": arguments.recording,
+        "memory_bytes": asked.memory_bytes,
+        "reserve_bytes": asked.reserve_bytes,
+        "policy": arguments.policy,
+        "recorded": observed.figures(),
+        "simulated": simulated,
+        "what_if": other,
+    });
+    add_ending(&mut document, &reading);
+    output.result(&document, what_if_text);
+    Ok(())
+}
+
+fn what_if_text(document: &Value) -> String {
+    let rows = [("recorded", "AS RECORDED"), ("simulated", "SIMULATED AS IT WAS"), ("what_if", "WHAT IF")].map(
+        |(key, label)| {
+            let row = &document[key];
+            let seconds = |key: &str| format!("{:.3}", row[key].as_f64().unwrap_or_default());
+            vec![
+                label.to_owned(),
+                text_of(row, "requests"),
+                text_of(row, "warm"),
+                text_of(row, "cold"),
+                text_of(row, "rejected"),
+                text_of(row, "loads"),
+                text_of(row, "evictions"),
+                seconds("wait_p50_seconds"),
+                seconds("wait_p99_seconds"),
+                seconds("cold_wait_p50_seconds"),
+                seconds("cold_wait_p99_seconds"),
+            ]
+        },
+    );
+    let heads = [
+        "",
+        "REQUESTS",
+        "WARM",
+        "COLD",
+        "REFUSED",
+        "LOADS",
+        "EVICTIONS",
+        "WAIT P50, S",
+        "P99",
+        "COLD WAIT P50, S",
+        "P99",
+    ];
+    table(&heads, rows) + &ending_text(document)
+}
