@@ -341,7 +341,8 @@ impl Node {
         let Some(engine) = self.engines.get_mut(&digest) else { return };
         let (peak, steady) = (engine.peak.clone(), engine.steady.clone());
         let load = engine.loads.first().copied().unwrap_or_default();
-        engine.loads.rotate_left(usize::from(!engine.loads.is_empty()));
+        let taken = engine.loads.len().min(1);
+        engine.loads.rotate_left(taken);
         let timings = LoadTimings { load_seconds: load.as_secs_f64(), ..LoadTimings::default() };
         self.later(load, Event::Loaded { digest, generation, peak, steady, timings });
     }

@@ -173,14 +173,7 @@ impl RunLoop {
         match command {
             Command::Configure(model) => self.configure(*model),
             Command::Load(digest, waiter) => self.load(digest, waiter),
-            Command::Unload(digest, waiter) => {
-                self.happen(Event::UnloadWanted { digest });
-                self.unload_waiters.push((digest, waiter));
-                // It leaves now, or callers wait for its load: then it leaves after them, unless others come.
-                if !matches!(self.state(digest), ModelState::Draining | ModelState::Unloading) {
-                    self.answer_unload_waiters(digest);
-                }
-            }
+            Command::Unload(digest, waiter) => self.unload(digest, waiter),
             Command::Assign(assignment) => self.assign(assignment),
             Command::Cancel(request, cause) => {
                 self.happen(Event::Cancelled { request, cause });
@@ -267,6 +260,15 @@ impl RunLoop {
         self.happen(Event::LoadWanted { digest });
         self.load_waiters.push((digest, waiter));
         self.answer_load_waiters(digest);
+    }
+
+    fn unload(&mut self, digest: Digest, waiter: oneshot::Sender<()>) {
+        self.happen(Event::UnloadWanted { digest });
+        self.unload_waiters.push((digest, waiter));
+        // It leaves now, or callers wait for its load: then it leaves after them, unless others come.
+        if !matches!(self.state(digest), ModelState::Draining | ModelState::Unloading) {
+            self.answer_unload_waiters(digest);
+        }
     }
 
     fn assign(&mut self, assignment: Assignment) {

@@ -1,4 +1,4 @@
-//! What is always true of the gateway machine, by name. Tests and the recorder's replay check it after every event.
+//! What is always true of the gateway machine, by name. Tests check it after every event, replays now and then.
 
 use super::machine::{Gateway, Phase};
 use crate::{

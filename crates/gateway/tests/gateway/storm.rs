@@ -92,7 +92,7 @@ async fn ten_thousand_aborted_requests_leave_nothing_behind_and_replay() {
     let frontend = Frontend::start(FrontendConfig::default(), Arc::new(Metrics::default()));
     let (same_in, same) = std::sync::mpsc::channel();
     // Nobody listens any more once the test has failed.
-    frontend.record(Box::new(Twin::new(move |same| drop(same_in.send(same)))));
+    frontend.record(Box::new(Twin::new(move |same| same_in.send(same).unwrap_or(()))));
     let (link, worker) = FakeWorker::new();
     spawn_moody_worker(worker);
     frontend.worker_up(WORKER, link);

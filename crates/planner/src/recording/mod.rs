@@ -76,7 +76,7 @@ pub enum Line {
     /// Of the gateway.
     Gateway(Entry<Gateway>),
     /// Of the worker.
-    Worker(Entry<Worker>),
+    Worker(Box<Entry<Worker>>),
     /// The last one.
     End(End),
 }
@@ -89,7 +89,7 @@ impl From<Entry<Gateway>> for Line {
 
 impl From<Entry<Worker>> for Line {
     fn from(entry: Entry<Worker>) -> Self {
-        Self::Worker(entry)
+        Self::Worker(Box::new(entry))
     }
 }
 

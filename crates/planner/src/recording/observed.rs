@@ -108,7 +108,7 @@ pub(super) enum Outside {
     /// A request came.
     Ask(Ask),
     /// Anything else that a worker is told.
-    Event(Event),
+    Event(Box<Event>),
 }
 
 /// The worker of a recording.
@@ -137,10 +137,10 @@ pub struct Observed {
 impl Observed {
     /// Looks at the next line.
     pub fn take(&mut self, line: Line) {
-        match line {
-            Line::Worker(Entry::Begin { now, machine }) => self.begin(now, &machine),
-            Line::Worker(Entry::Step(step)) => self.step(step),
-            _ => {}
+        let Line::Worker(entry) = line else { return };
+        match *entry {
+            Entry::Begin { now, machine } => self.begin(now, &machine),
+            Entry::Step(step) => self.step(step),
         }
     }
 
@@ -157,8 +157,11 @@ impl Observed {
         });
         let run = any_run.get().unwrap_or(RUN_ASSUMED);
         let configured = self.outside.iter().filter_map(|(_, outside)| match outside {
-            Outside::Event(Event::Configure(spec)) => Some(spec),
-            _ => None,
+            Outside::Event(event) => match &**event {
+                Event::Configure(spec) => Some(spec),
+                _ => None,
+            },
+            Outside::Ask(_) => None,
         });
         let engine = |spec: &ModelSpec| {
             let mut seen = self.seen.get(&spec.digest).cloned().unwrap_or_default();
@@ -193,7 +196,7 @@ impl Observed {
             if let Event::Configure(spec) = &event {
                 self.rewarm.entry(spec.digest).or_insert(seconds(spec.rewarm_seconds));
             }
-            self.outside.push((now.since(self.began), Outside::Event(event)));
+            self.outside.push((now.since(self.began), Outside::Event(Box::new(event))));
         }
         for action in &actions {
             self.see(now, action);
@@ -214,7 +217,7 @@ impl Observed {
                 let place = waiting.or(self.running.get(request).map(|(place, _, _)| *place));
                 if let Some((_, Outside::Ask(ask))) = place.and_then(|place| self.outside.get(place)) {
                     let gone = Event::Cancelled { request: ask.request, cause: *cause };
-                    self.outside.push((now.since(self.began), Outside::Event(gone)));
+                    self.outside.push((now.since(self.began), Outside::Event(Box::new(gone))));
                 }
             }
             Event::Parked { request } => {

@@ -185,7 +185,7 @@ impl Replay {
                 Err(ReplayError::Order { line: number, reason: "only the first line says what it is" })
             }
             (Line::Gateway(entry), Some(_)) => Follower::take(&mut self.gateway, number, entry),
-            (Line::Worker(entry), Some(_)) => Follower::take(&mut self.worker, number, entry),
+            (Line::Worker(entry), Some(_)) => Follower::take(&mut self.worker, number, *entry),
             (Line::End(_), Some(_)) => Ok(()),
         }
     }

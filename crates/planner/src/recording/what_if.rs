@@ -106,7 +106,7 @@ fn play(observed: &Observed, settings: Settings) -> Result<Outcome, Violation> {
         let at = Instant::after(*since);
         match outside {
             Outside::Ask(ask) => node.ask(at, ask.clone()),
-            Outside::Event(event) => node.schedule(at, event.clone()),
+            Outside::Event(event) => node.schedule(at, (**event).clone()),
         }
     }
     let end = observed.outside.last().map_or(Duration::ZERO, |(since, _)| *since) + LAST_WAIT;

@@ -214,7 +214,7 @@ async fn a_recorded_run_replays_to_the_same_actions() {
     let mut world = World::with(settings(50 * MIB), true);
     let (same_in, same) = std::sync::mpsc::channel();
     // Nobody listens any more once the test has failed.
-    world.agent.record(Box::new(Twin::new(move |same| drop(same_in.send(same)))));
+    world.agent.record(Box::new(Twin::new(move |same| same_in.send(same).unwrap_or(()))));
     let digests = [1, 2, 3].map(|number| world.add(number, &holding(20 * MIB)));
     for round in 0..20 {
         let callers = [world.ask(digests[round % 3], 3), world.ask(digests[(round * 2 + 1) % 3], 2)];
