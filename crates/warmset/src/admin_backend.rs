@@ -510,7 +510,7 @@ impl AdminBackend for Backend {
     }
 
     fn record(&self, limits: RecordingLimits) -> Result<RecordingChunks, AdminError> {
-        self.0.recordings.into_chunks(limits, &self.0.agent, &self.0.frontend)
+        self.0.recordings.record_chunks(limits, &self.0.agent, &self.0.frontend)
     }
 
     fn refresh_metrics(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {

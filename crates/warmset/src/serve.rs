@@ -256,7 +256,7 @@ async fn start(
     let metrics = Arc::new(Metrics::default());
     let frontend = Frontend::start(config, metrics.clone());
     let recordings = Recordings::default();
-    let record = |path: &PathBuf| recordings.into_file(path, &agent, &frontend);
+    let record = |path: &PathBuf| recordings.record_file(path, &agent, &frontend);
     let recording = plan.record.as_ref().map(record).transpose()?;
     let later = later(plan, &repository, root, &frontend, metrics)?;
     let devices = plan.config.devices.iter().map(|device| device.id.clone());

@@ -1,6 +1,6 @@
 //! The command line, as clap reads it.
 
-use super::{admin::AdminCommand, plan::PlanCommand, replay::ReplayArguments};
+use super::{admin::AdminCommand, import::ImportCommand, plan::PlanCommand, replay::ReplayArguments};
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
@@ -185,30 +185,6 @@ const CLOCK_SPEED_MAX: u32 = 1_000;
 fn clock_speed(text: &str) -> Result<ClockSpeed, String> {
     let times = text.parse().ok().filter(|times| *times <= CLOCK_SPEED_MAX);
     times.and_then(ClockSpeed::new).ok_or_else(|| format!("write a whole number between 1 and {CLOCK_SPEED_MAX}"))
-}
-
-/// `warmset import ...`
-#[derive(Debug, Subcommand)]
-pub(crate) enum ImportCommand {
-    /// Turn a llama-swap configuration (YAML) into one of ours (TOML)
-    LlamaSwap {
-        /// The file
-        file: PathBuf,
-        /// Where to write it, a file that is not there yet [default: standard output]
-        #[arg(long, value_name = "FILE")]
-        to: Option<PathBuf>,
-    },
-    /// List the models that Ollama has on this machine, or add them
-    Ollama {
-        /// Ollama's directory [default: OLLAMA_MODELS, or where Ollama keeps its models]
-        directory: Option<PathBuf>,
-        /// Add this one
-        #[arg(long, value_name = "NAME")]
-        add: Vec<String>,
-        /// Add all of them
-        #[arg(long, conflicts_with = "add")]
-        all: bool,
-    },
 }
 
 /// `warmset model ...`

@@ -1,10 +1,6 @@
 //! `warmset import`: what other tools have, as far as it can be taken over.
 
-use super::{
-    arguments::{GlobalArguments, ImportCommand},
-    model::add_model,
-    place::Place,
-};
+use super::{arguments::GlobalArguments, model::add_model, place::Place};
 use crate::{
     config::units::format_bytes,
     import,
@@ -12,9 +8,34 @@ use crate::{
     repository::{ModelOptions, parse_name},
 };
 use anyhow::{Context, Result, bail};
+use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use warmset_source::{Environment, OllamaModel, list_ollama};
+
+/// `warmset import ...`
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImportCommand {
+    /// Turn a llama-swap configuration (YAML) into one of ours (TOML)
+    LlamaSwap {
+        /// The file
+        file: PathBuf,
+        /// Where to write it, a file that is not there yet [default: standard output]
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+    /// List the models that Ollama has on this machine, or add them
+    Ollama {
+        /// Ollama's directory [default: OLLAMA_MODELS, or where Ollama keeps its models]
+        directory: Option<PathBuf>,
+        /// Add this one
+        #[arg(long, value_name = "NAME")]
+        add: Vec<String>,
+        /// Add all of them
+        #[arg(long, conflicts_with = "add")]
+        all: bool,
+    },
+}
 
 /// Runs a command and prints its result.
 pub(crate) async fn run(command: ImportCommand, global: &GlobalArguments, output: Output) -> Result<()> {

@@ -144,14 +144,19 @@ struct Busy;
 
 impl Recordings {
     /// Records into a file, with the machines as they are now.
-    pub(crate) fn into_file(&self, path: &Path, agent: &AgentHandle, frontend: &Frontend) -> anyhow::Result<Recording> {
+    pub(crate) fn record_file(
+        &self,
+        path: &Path,
+        agent: &AgentHandle,
+        frontend: &Frontend,
+    ) -> anyhow::Result<Recording> {
         let turn = self.turn()?;
         let file = create_in_place(path)?;
         Ok(begin(turn, file, RECORDING_BYTES_MAX, (agent, frontend))?)
     }
 
     /// Records for whoever takes the pieces.
-    pub(crate) fn into_chunks(
+    pub(crate) fn record_chunks(
         &self,
         limits: RecordingLimits,
         agent: &AgentHandle,
