@@ -222,7 +222,7 @@ impl World {
             Action::Read { block, identity, key, place, slot, .. } => {
                 let found = self.disk.get(&place).filter(|found| found.key == key);
                 let slot_is_held = !well && which % 2 == 1;
-                let failure = ReadFailure { reason: "io".to_string(), slot_is_held, is_lost: which % 3 == 0 };
+                let failure = ReadFailure { reason: "io".to_string(), slot_is_held, is_lost: which.is_multiple_of(3) };
                 let failure = (!well || found.is_none()).then_some(failure);
                 prop_assert!(!self.held.contains(&(identity, slot)), "a read into a slot that is held");
                 if failure.is_none() {
