@@ -312,4 +312,44 @@ def test_the_router_is_simulated_beside_the_rules_it_replaces():
         assert mine["hit_share"] >= 0.98 and mine["max_to_mean_in_flight"] <= 1.6 and mine["within_target_share"] >= 0.998
         assert other["hit_share"] < 0.4
     assert rows("--seed", "2", "--compare", "warmset") != ours
-    assert "are for other scenarios" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr
+    assert "is for other scenarios" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr
+
+
+def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
+    text = (warmset.ROOT / "scenarios" / "capacity.toml").read_text()
+    # Two hours around the burst and the loss: the whole day takes longer than a test should.
+    for old, new in (("hours = 24", "hours = 1.5\nstart_hour = 9"), ("at_hours = 10", "at_hours = 0.25"), ("at_hours = 14.5", "at_hours = 1")):
+        assert old in text
+        text = text.replace(old, new)
+    path, page = tmp_path / "pool.toml", tmp_path / "pool.html"
+    path.write_text(text)
+    outputs = [run_command(["sim", str(path), "--json", "--html", str(page)]).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
+    document = json.loads(outputs[0])
+    rows = {row["arrangement"]: row for row in document["rows"]}
+    assert set(rows) == {"shared", "shared, unplaced", "dedicated"}
+    for row in rows.values():
+        assert row["requests"] == document["requests"]
+        assert row["requests"] == row["answered"] + row["refused"] + row["broken"] + row["unfinished"]
+        assert len(row["away"]) == 1 and {team["team"] for team in row["teams"]} == {"chat", "code", "departments", "batch"}
+    html = page.read_text()
+    assert html.count("<svg") == 4 and "http://" not in html.replace("http://www.w3.org/2000/svg", "") and "<script" not in html
+    text = text.replace("zipf = 1.0", "zipff = 1.0", 1)
+    path.write_text(text)
+    refused = run_command(["sim", str(path)], check=False)
+    assert refused.returncode == 1 and "zipff" in refused.stderr, refused.stderr
+    assert "is for other scenarios" in run_command(["sim", "capacity", "--slots", "8"], check=False).stderr
+
+
+def test_many_models_and_one_loader_are_simulated(tmp_path):
+    text = (warmset.ROOT / "scenarios" / "two-hundred-models.toml").read_text()
+    path, page = tmp_path / "loader.toml", tmp_path / "loader.html"
+    path.write_text(text.replace("requests = 4_000", "requests = 1_000"))
+    outputs = [run_command(["sim", str(path), "--json", "--html", str(page)]).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
+    rows = json.loads(outputs[0])["rows"]
+    assert {row["policy"] for row in rows} == {"pinned-lru", "warmset"} and not any(row["unanswered"] for row in rows)
+    assert page.read_text().count("<svg") == 5
+    path.write_text(text.replace("pinned = 5", "pinned = 50"))
+    refused = run_command(["sim", str(path)], check=False)
+    assert refused.returncode == 1 and "slots" in refused.stderr, refused.stderr

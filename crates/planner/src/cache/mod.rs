@@ -17,6 +17,7 @@ mod optimum;
 mod s3_fifo;
 mod warmset;
 
+pub mod page;
 pub mod plan;
 pub mod sessions;
 

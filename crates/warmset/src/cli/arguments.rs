@@ -1,6 +1,8 @@
 //! The command line, as clap reads it.
 
-use super::{admin::AdminCommand, import::ImportCommand, plan::PlanCommand, replay::ReplayArguments};
+use super::{
+    admin::AdminCommand, import::ImportCommand, plan::PlanCommand, replay::ReplayArguments, sim_arguments::SimArguments,
+};
 use crate::{
     config::{CONTEXT_TOKENS_MAX, PARALLEL_MAX, parse_pool, parse_runtime, units},
     repository::{ModelOptions, parse_accelerators, parse_cold, parse_engine, parse_model_name, parse_priority},
@@ -104,36 +106,6 @@ pub(crate) enum Command {
 pub(crate) enum KvCommand {
     /// Forget all prompts that were asked until now: in engines, in memory and on disk
     Clear,
-}
-
-/// `warmset sim`
-#[derive(Debug, Args)]
-pub(crate) struct SimArguments {
-    /// A scenario that is shipped (rare-models, office-hours, shared-prompts, kv-cache, batching), or a file that describes one
-    #[arg(value_name = "SCENARIO")]
-    pub(crate) scenario: String,
-    /// Recorded requests in the place of synthetic ones: a table of the Azure Functions trace, for kv-cache lines of Mooncake's or
-    /// RAGPulse's form, for batching lines of Mooncake's form or a table of Azure's language models; .gz or not
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
-    /// What synthetic demand and the moments within a trace's minutes are drawn from
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Policies to compare, for batching the levels step and request [default: all]
-    #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
-    pub(crate) compare: Vec<String>,
-    /// Sizes of memory to compare, in models [default: the scenario's]
-    #[arg(long, value_name = "N,M,...", value_delimiter = ',')]
-    pub(crate) slots: Vec<usize>,
-    /// Room for KV to compare, in tokens [default: the scenario's]
-    #[arg(long, value_name = "N,M,...", value_delimiter = ',')]
-    pub(crate) capacity_tokens: Vec<u64>,
-    /// How long a load takes [default: as the scenario says]
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) load_seconds: Option<f64>,
-    /// Write every request into this file, as JSON: models, and for each request its second and its model
-    #[arg(long, value_name = "FILE")]
-    pub(crate) demand: Option<PathBuf>,
 }
 
 /// What both servers are told: a file, and where to listen.

@@ -1,13 +1,13 @@
 //! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
 
-use super::{arguments::SimArguments, sim_batching, sim_cache, sim_routing};
+use super::{sim_arguments::SimArguments, sim_batching, sim_cache, sim_loader, sim_pool, sim_routing};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{BufReader, BufWriter, Read, Write},
+    io::{BufReader, Read},
     path::Path,
     sync::{
         Mutex, PoisonError,
@@ -19,6 +19,7 @@ use warmset_planner::{
     batching::plan as batching_plan,
     cache::plan as cache_plan,
     demand::Demand,
+    loader, pool::scenario as pool_scenario,
     report::{POLICIES, Row, compare},
     routing::plan::{self, Plan},
     scenario::{SHIPPED, Scenario},
@@ -41,18 +42,20 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     if cache_plan::Plan::is_described_by(&description) {
         return sim_cache::run(&description, arguments, output);
     }
-    if !arguments.capacity_tokens.is_empty() {
-        bail!("--capacity-tokens is for scenarios of KV: this one is about models");
+    if pool_scenario::Plan::is_described_by(&description) {
+        return sim_pool::run(&description, arguments, output);
     }
+    if loader::Plan::is_described_by(&description) {
+        return sim_loader::run(&description, arguments, output);
+    }
+    arguments.refuse(&["--capacity-tokens", "--html"], "this one is about models")?;
     let policies = policies(&arguments.compare)?;
     let scenario = Scenario::parse(&description)
         .with_context(|| format!("in {}", arguments.scenario))?
         .with(&arguments.slots, arguments.load_seconds)?;
     let trace = arguments.trace.as_deref().map(read_trace).transpose()?;
     let demand = scenario.demand(arguments.seed, trace.as_deref())?;
-    if let Some(path) = &arguments.demand {
-        write_demand(path, &demand).with_context(|| format!("cannot write the demand to {}", path.display()))?;
-    }
+    arguments.write_demand(&demand_document(&demand))?;
     let pairs = scenario.slots.iter().flat_map(|slots| policies.iter().map(|policy| (*slots, *policy)));
     let pairs: Vec<_> = pairs.collect();
     let rows = {
@@ -75,12 +78,10 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
 }
 
 /// The requests themselves, for a replay against a server.
-fn write_demand(path: &Path, demand: &Demand) -> Result<()> {
+fn demand_document(demand: &Demand) -> Value {
     let seconds = |at: Instant| at.since(Instant::ZERO).as_secs_f64();
     let requests: Vec<_> = demand.arrivals.iter().map(|arrival| (seconds(arrival.at), arrival.model)).collect();
-    let mut file = BufWriter::new(File::create(path)?);
-    serde_json::to_writer(&mut file, &json!({ "models": demand.models, "requests": requests }))?;
-    Ok(file.flush()?)
+    json!({ "models": demand.models, "requests": requests })
 }
 
 /// One replay for each pair of room and policy; the rows are in the order of the pairs.
@@ -120,7 +121,14 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let mut shipped = SHIPPED.into_iter().chain([plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED]);
+    let others = [
+        plan::SHIPPED,
+        cache_plan::SHIPPED,
+        batching_plan::SHIPPED,
+        pool_scenario::SHIPPED,
+        loader::plan::SHIPPED,
+    ];
+    let mut shipped = SHIPPED.into_iter().chain(others);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
         return Ok(text.to_owned());
     }

@@ -1,27 +1,20 @@
 //! `warmset sim` of engines: what callers see of replicas that batch, step by step and as queues.
 
 use super::{
-    arguments::SimArguments,
     sim::{on_all_cores, read_trace},
+    sim_arguments::SimArguments,
 };
 use crate::output::{Output, table, text_of};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use warmset_planner::batching::plan::Plan;
 
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
-    let others = [
-        !arguments.slots.is_empty(),
-        arguments.load_seconds.is_some(),
-        arguments.demand.is_some(),
-        !arguments.capacity_tokens.is_empty(),
-    ];
-    if others.contains(&true) {
-        bail!(
-            "--slots, --load-seconds, --demand and --capacity-tokens are for other scenarios: this one is about steps of engines"
-        );
-    }
+    arguments.refuse(
+        &["--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html"],
+        "this one is about steps of engines",
+    )?;
     let plan = Plan::parse(text).with_context(|| format!("in {}", arguments.scenario))?;
     let levels = Plan::levels(&arguments.compare)?;
     let settings = plan.settings()?;

@@ -1,19 +1,20 @@
 //! `warmset sim` of the KV tier: which blocks stay, by one rule or another.
 
 use super::{
-    arguments::SimArguments,
+    sim_arguments::SimArguments,
     sim::{on_all_cores, read_trace},
 };
 use crate::output::{Output, table, text_of};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use warmset_planner::cache::plan::{self, Plan};
+use warmset_planner::cache::{
+    page::page,
+    plan::{self, Plan},
+};
 
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
-    if !arguments.slots.is_empty() || arguments.load_seconds.is_some() || arguments.demand.is_some() {
-        bail!("--slots, --load-seconds and --demand are for scenarios of models: this one is about blocks of KV");
-    }
+    arguments.refuse(&["--slots", "--load-seconds", "--demand"], "this one is about blocks of KV")?;
     let plan = Plan::parse(text)
         .and_then(|plan| plan.with(&arguments.capacity_tokens))
         .with_context(|| format!("in {}", arguments.scenario))?;
@@ -26,6 +27,7 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
         let _spinner = output.spinner(&format!("replaying {} requests", trace.len()));
         on_all_cores(&pairs, |(size, (name, build))| (*size, *name, plan::run(&trace, *size, *build)))
     };
+    let rows = plan::rows(&replays);
     let document = json!({
         "scenario": arguments.scenario,
         "description": plan.description.trim(),
@@ -34,8 +36,9 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
         "requests": trace.len(),
         "blocks": trace.blocks(),
         "block_uses": trace.uses(),
-        "rows": plan::rows(&replays),
+        "rows": rows,
     });
+    arguments.write_page(|| page(&plan, &rows))?;
     output.result(&document, as_text);
     Ok(())
 }

@@ -1,26 +1,18 @@
 //! `warmset sim` of the router: which replica requests go to, and what their callers see of it.
 
-use super::{arguments::SimArguments, sim::on_all_cores};
+use super::{sim_arguments::SimArguments, sim::on_all_cores};
 use crate::output::{Output, table, text_of};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde_json::{Value, json};
 use warmset_planner::routing::plan::Plan;
 
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
     let plan = Plan::parse(text)?;
-    let others = [
-        arguments.trace.is_some(),
-        !arguments.slots.is_empty(),
-        arguments.load_seconds.is_some(),
-        arguments.demand.is_some(),
-        !arguments.capacity_tokens.is_empty(),
-    ];
-    if others.contains(&true) {
-        bail!(
-            "--trace, --slots, --load-seconds, --demand and --capacity-tokens are for other scenarios: this one is about replicas"
-        );
-    }
+    arguments.refuse(
+        &["--trace", "--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html"],
+        "this one is about replicas",
+    )?;
     let policies = Plan::policies(&arguments.compare)?;
     let loads = plan.requests_per_second.iter();
     let pairs: Vec<_> = loads.flat_map(|load| policies.iter().map(move |policy| (*load, policy))).collect();

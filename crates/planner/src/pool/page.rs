@@ -1,0 +1,172 @@
+//! The report of the capacity project as a page.
+
+use super::{
+    figures::{Figures, SHARES},
+    report::{Arrangement, MemoryReport, Report},
+    scenario::Plan,
+};
+use crate::html::{Axis, Band, Page, PlotError, Series, lines, seconds_text, stacked};
+
+/// One page with tables and plots.
+pub fn page(plan: &Plan, report: &Report, seed: u64) -> Result<String, PlotError> {
+    let mut page = Page::new("Shared or dedicated machines", plan.description.trim());
+    let pool = &plan.pool;
+    page.text(&format!(
+        "Simulated with the machines that serve, seed {seed}. Promised is that {} of each team's requests have their first \
+         token within the team's target, and {} of those that come while a machine is away.",
+        percent(Some(pool.target_share)),
+        percent(Some(pool.away_target_share)),
+    ));
+    page.heading(&format!("{} machines, shared and dedicated", pool.machines));
+    teams(&mut page, report);
+    page.heading("While a machine was away");
+    away(&mut page, report);
+    page.heading("Time to the first token");
+    latency(&mut page, report)?;
+    page.heading("Who held the memory");
+    for memory in &report.memory {
+        memory_plot(&mut page, plan, memory)?;
+    }
+    page.heading("What it costs");
+    costs(&mut page, report)?;
+    Ok(page.finish())
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", 100.0 * share))
+}
+
+fn seconds(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), seconds_text)
+}
+
+fn money(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+}
+
+fn teams(page: &mut Page, report: &Report) {
+    let heads = [
+        "machines, team", "requests", "refused", "broken", "unfinished", "cold", "within target", "warm p50, s", "warm p99, s",
+        "cold p50, s", "cold p99, s", "queue p99, s", "cost", "per M output tokens",
+    ];
+    let mut rows = Vec::new();
+    for row in &report.rows {
+        let all = (row.cost, row.cost_per_million_output_tokens);
+        rows.push((true, cells(&format!("{}, all", row.arrangement), &row.figures, all)));
+        for team in &row.teams {
+            let cost = (team.cost, team.cost_per_million_output_tokens);
+            rows.push((false, cells(&format!("{}, {}", row.arrangement, team.team), &team.figures, cost)));
+        }
+    }
+    page.table(&heads, &rows);
+    page.text("The cost of a team on shared machines is its part of the memory that models held, over time.");
+}
+
+fn cells(name: &str, figures: &Figures, (cost, per_million): (f64, Option<f64>)) -> Vec<String> {
+    vec![
+        name.to_owned(),
+        figures.requests.to_string(),
+        figures.refused.to_string(),
+        figures.broken.to_string(),
+        figures.unfinished.to_string(),
+        percent(figures.cold_share),
+        percent(figures.within_target_share),
+        seconds(figures.warm_p50_seconds),
+        seconds(figures.warm_p99_seconds),
+        seconds(figures.cold_p50_seconds),
+        seconds(figures.cold_p99_seconds),
+        seconds(figures.queue_p99_seconds),
+        money(Some(cost)),
+        money(per_million),
+    ]
+}
+
+fn away(page: &mut Page, report: &Report) {
+    let heads = [
+        "machines", "away, s", "requests", "refused", "broken", "within target", "p99, s", "worst team", "its share", "as promised",
+    ];
+    let mut rows = Vec::new();
+    for row in &report.rows {
+        for away in &row.away {
+            let figures = &away.figures;
+            let cells = vec![
+                row.arrangement.to_owned(),
+                format!("{:.0}", away.away_seconds),
+                figures.requests.to_string(),
+                figures.refused.to_string(),
+                figures.broken.to_string(),
+                percent(figures.within_target_share),
+                seconds(figures.first_token_p99_seconds),
+                away.worst_team.clone(),
+                percent(Some(away.worst_team_within_target_share)),
+                yes_or_no(away.kept),
+            ];
+            rows.push((false, cells));
+        }
+    }
+    page.table(&heads, &rows);
+}
+
+fn yes_or_no(is_so: bool) -> String {
+    if is_so { "yes" } else { "no" }.to_owned()
+}
+
+fn latency(page: &mut Page, report: &Report) -> Result<(), PlotError> {
+    let series = report.rows.iter().enumerate().map(|(number, row)| {
+        let times = row.figures.first_token_seconds.iter();
+        let points = times.zip(SHARES).map(|(seconds, share)| (*seconds, 100.0 * share)).collect();
+        Series { points, marked: true, colour: number }
+    });
+    let series: Vec<Series> = series.collect();
+    let names: Vec<&str> = report.rows.iter().map(|row| row.arrangement).collect();
+    let (x, y) = (Axis::logarithmic("seconds to the first token"), Axis::linear("% of requests within"));
+    page.figure("How many requests had their first token within how long, of those that had one", lines(x, y, &series), &names)
+}
+
+fn memory_plot(page: &mut Page, plan: &Plan, memory: &MemoryReport) -> Result<(), PlotError> {
+    let teams: Vec<&str> = plan.pool.team.iter().map(|team| team.name.as_str()).collect();
+    let bands = memory.entries.iter().enumerate().map(|(number, entry)| {
+        let rank = memory.entries.iter().take(number).filter(|other| other.team == entry.team).count();
+        // Models of one team follow each other: light and dark tell neighbours apart.
+        Band { heights: entry.gigabytes.clone(), colour: entry.team, lightness: [0.0, 0.45, 0.22, 0.65][rank % 4] }
+    });
+    let bands: Vec<Band> = bands.collect();
+    let hours: Vec<f64> = memory.seconds.iter().map(|seconds| seconds / 3_600.0).collect();
+    let svg = stacked(Axis::linear("hours"), Axis::linear("gigabytes"), &hours, &bands, memory.room_gigabytes);
+    let caption = format!(
+        "{}: what each model held over all machines, by the colour of its team; the line is what there is",
+        memory.arrangement
+    );
+    page.figure(&caption, svg, &teams)
+}
+
+fn costs(page: &mut Page, report: &Report) -> Result<(), PlotError> {
+    let heads =
+        ["machines", "how many", "by team", "cost", "per M output tokens", "within target", "p99, s", "as promised"];
+    let rows = report.fleets.iter().map(|row| {
+        let by_team = row.machines_by_team.iter().flatten().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
+        let cells = vec![
+            row.arrangement.to_owned(),
+            row.machines.to_string(),
+            by_team,
+            money(Some(row.cost)),
+            money(row.cost_per_million_output_tokens),
+            percent(row.figures.within_target_share),
+            seconds(row.figures.first_token_p99_seconds),
+            yes_or_no(row.met),
+        ];
+        (false, cells)
+    });
+    let rows: Vec<_> = rows.collect();
+    let names = ["shared", "dedicated"];
+    let series = names.iter().enumerate().map(|(number, name)| {
+        let fleets = report.fleets.iter().filter(|row| row.arrangement == *name);
+        let points = fleets.filter_map(|row: &Arrangement| Some((row.cost, row.figures.first_token_p99_seconds?)));
+        Series { points: points.collect(), marked: true, colour: number }
+    });
+    let series: Vec<Series> = series.collect();
+    let (x, y) = (Axis::linear("cost of all machines"), Axis::logarithmic("p99 of the time to the first token, s"));
+    page.figure("Cost against p99: one point for each size of the fleet", lines(x, y, &series), &names)?;
+    page.table(&heads, &rows);
+    Ok(())
+}
