@@ -127,5 +127,5 @@ def test_wrong_input_is_refused_by_its_name(tmp_path, before, after, word):
 
 
 def test_options_of_other_scenarios_and_unknown_levels_are_refused():
-    assert "are for other scenarios" in run_command(["sim", "batching", "--slots", "8"], check=False).stderr
+    assert "is for other scenarios" in run_command(["sim", "batching", "--slots", "8"], check=False).stderr
     assert "there are step, request" in run_command(["sim", "batching", "--compare", "lru"], check=False).stderr

@@ -21,8 +21,7 @@ fn lru_of_three(shares: &[f64]) -> f64 {
     let mut hits = 0.0;
     for (first, p) in of.iter().enumerate() {
         for (second, q) in of.iter().enumerate().filter(|(second, _)| *second != first) {
-            for (third, r) in of.iter().enumerate().filter(|(third, _)| *third != first && *third != second) {
-                let _ = third;
+            for (_, r) in of.iter().enumerate().filter(|(third, _)| *third != first && *third != second) {
                 hits += p * q / (1.0 - p) * r / (1.0 - p - q) * (p + q + r);
             }
         }

@@ -30,7 +30,8 @@ fn shipped() -> Plan {
 
 fn any_team(number: usize, random: &mut fastrand::Rng) -> Team {
     let model_bytes = random.u64(1..=30);
-    let targets = Targets { ttft_p99_warm_ms: random.bool().then_some(500), ttft_p99_cold_ms: random.bool().then_some(9_000) };
+    let targets =
+        Targets { ttft_p99_warm_ms: random.bool().then_some(500), ttft_p99_cold_ms: random.bool().then_some(9_000) };
     Team {
         name: format!("team-{number}"),
         class: Priority::ALL[random.usize(..3)],
@@ -95,7 +96,8 @@ fn whole(pool: &Pool, demand: &Demand) -> Fleet {
 
 fn run(pool: &Pool, seed: u64) -> (Demand, Recording) {
     let demand = Demand::new(pool, seed);
-    let recording = play(pool, &demand, &whole(pool, &demand), seed, true).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+    let recording =
+        play(pool, &demand, &whole(pool, &demand), seed, true).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
     (demand, recording)
 }
 

@@ -45,7 +45,11 @@ impl<'a> Axis<'a> {
 
     fn label(self, place: f64) -> String {
         let value = if self.logarithmic { libm::pow(10.0, place) } else { place };
-        let digits = if value == 0.0 || value.abs() >= 9.5 { 0 } else { (-libm::floor(libm::log10(value.abs()))).max(0.0) as usize };
+        let digits = if value == 0.0 || value.abs() >= 9.5 {
+            0
+        } else {
+            (-libm::floor(libm::log10(value.abs()))).max(0.0) as usize
+        };
         let text = format!("{value:.*}", digits.max(usize::from(value.abs() < 9.5 && value.fract() != 0.0)));
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
     }
@@ -259,7 +263,8 @@ mod tests {
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
         }
         let band = Band { heights: vec![0.0, 2.0, 0.0], colour: 1, lightness: 0.2 };
-        let svg = stacked(Axis::linear("a"), Axis::linear("b"), &[0.0, 1.0, 2.0], &[band], 4.0).expect("it can be drawn");
+        let svg =
+            stacked(Axis::linear("a"), Axis::linear("b"), &[0.0, 1.0, 2.0], &[band], 4.0).expect("it can be drawn");
         assert!(svg.contains("<polygon"), "{svg}");
     }
 }

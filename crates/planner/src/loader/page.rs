@@ -8,7 +8,10 @@ const NAMES: [&str; 2] = ["five pins and LRU", "warmset"];
 /// One page with tables and plots.
 pub fn page(plan: &Plan, rows: &[Row], saturation: &[Saturation], seed: u64) -> Result<String, PlotError> {
     let mut page = Page::new("Many models, one loader", plan.description.trim());
-    page.text(&format!("{} requests in each run, seed {seed}. Times are from arrival to the end.", plan.loader.requests));
+    page.text(&format!(
+        "{} requests in each run, seed {seed}. Times are from arrival to the end.",
+        plan.loader.requests
+    ));
     page.heading("From which rate on loads cannot keep up");
     saturated(&mut page, saturation);
     for zipf in &plan.loader.zipf {
@@ -25,7 +28,8 @@ pub fn page(plan: &Plan, rows: &[Row], saturation: &[Saturation], seed: u64) -> 
     table(&mut page, rows, Study::Speeds);
     page.heading("What more memory does");
     let series = by_policy(of(rows, Study::Sizes), |row| (row.slots as f64, 100.0 * row.hit_share));
-    let svg = lines(Axis::linear("models that fit"), Axis::linear("% of requests that find their model ready"), &series);
+    let svg =
+        lines(Axis::linear("models that fit"), Axis::linear("% of requests that find their model ready"), &series);
     page.figure("Hit rate against capacity", svg, &NAMES)?;
     table(&mut page, rows, Study::Sizes);
     Ok(page.finish())
@@ -58,7 +62,15 @@ fn saturated(page: &mut Page, saturation: &[Saturation]) {
 
 fn table(page: &mut Page, rows: &[Row], study: Study) {
     let heads = [
-        "policy", "Zipf", "requests per second", "a load takes, s", "models that fit", "found ready", "p50, s", "p99, s", "loads",
+        "policy",
+        "Zipf",
+        "requests per second",
+        "a load takes, s",
+        "models that fit",
+        "found ready",
+        "p50, s",
+        "p99, s",
+        "loads",
         "loader busy",
     ];
     let rows = of(rows, study).map(|row| {

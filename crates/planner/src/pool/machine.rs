@@ -19,8 +19,8 @@ use warmset_core::{
     forecast::{Parts, WallTime},
     gateway::{self, ColdPolicy, Gateway, Refusal, Route},
     worker::{
-        self, EvictionReason, Exit, Fact, Generation, LedgerLine, LoadError, LoadTimings, ModelSpec,
-        ParkingLimits, PreloadOutcome, Recollection, Rejection, StartKind, Worker,
+        self, EvictionReason, Exit, Fact, Generation, LedgerLine, LoadError, LoadTimings, ModelSpec, ParkingLimits,
+        PreloadOutcome, Recollection, Rejection, StartKind, Worker,
     },
 };
 

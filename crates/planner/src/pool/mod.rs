@@ -17,8 +17,8 @@ mod prompts;
 pub mod record;
 pub mod world;
 
-pub mod figures;
 pub mod export;
+pub mod figures;
 pub mod page;
 pub mod report;
 

@@ -46,8 +46,20 @@ fn money(value: Option<f64>) -> String {
 
 fn teams(page: &mut Page, report: &Report) {
     let heads = [
-        "machines, team", "requests", "refused", "broken", "unfinished", "cold", "within target", "warm p50, s", "warm p99, s",
-        "cold p50, s", "cold p99, s", "queue p99, s", "cost", "per M output tokens",
+        "machines, team",
+        "requests",
+        "refused",
+        "broken",
+        "unfinished",
+        "cold",
+        "within target",
+        "warm p50, s",
+        "warm p99, s",
+        "cold p50, s",
+        "cold p99, s",
+        "queue p99, s",
+        "cost",
+        "per M output tokens",
     ];
     let mut rows = Vec::new();
     for row in &report.rows {
@@ -83,7 +95,16 @@ fn cells(name: &str, figures: &Figures, (cost, per_million): (f64, Option<f64>))
 
 fn away(page: &mut Page, report: &Report) {
     let heads = [
-        "machines", "away, s", "requests", "refused", "broken", "within target", "p99, s", "worst team", "its share", "as promised",
+        "machines",
+        "away, s",
+        "requests",
+        "refused",
+        "broken",
+        "within target",
+        "p99, s",
+        "worst team",
+        "its share",
+        "as promised",
     ];
     let mut rows = Vec::new();
     for row in &report.rows {
@@ -120,7 +141,11 @@ fn latency(page: &mut Page, report: &Report) -> Result<(), PlotError> {
     let series: Vec<Series> = series.collect();
     let names: Vec<&str> = report.rows.iter().map(|row| row.arrangement).collect();
     let (x, y) = (Axis::logarithmic("seconds to the first token"), Axis::linear("% of requests within"));
-    page.figure("How many requests had their first token within how long, of those that had one", lines(x, y, &series), &names)
+    page.figure(
+        "How many requests had their first token within how long, of those that had one",
+        lines(x, y, &series),
+        &names,
+    )
 }
 
 fn memory_plot(page: &mut Page, plan: &Plan, memory: &MemoryReport) -> Result<(), PlotError> {

@@ -337,8 +337,7 @@ impl<'a> Project<'a> {
         let pool = &self.plan.pool;
         let during = |at: Instant| (absence.from..absence.until).contains(&at);
         let teams = (0..pool.team.len()).filter(|team| taken(*team)).filter_map(|team| {
-            let figures =
-                figures(pool, &self.demand, records, |request| request.team == team && during(request.at));
+            let figures = figures(pool, &self.demand, records, |request| request.team == team && during(request.at));
             figures.within_target_share.map(|kept| (kept, team))
         });
         let (share, worst) = teams.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((1.0, 0));

@@ -337,7 +337,10 @@ impl Pool {
             (self.lost.iter().all(lost), "lost must name a machine that is there, at_hours and away_seconds"),
             (self.slow_disk.iter().all(slow), "slow_disk must have times from 1 to 1000, at_hours and seconds"),
             (self.failing_loads.iter().all(failing), "failing_loads must have a share up to 1, at_hours and seconds"),
-            (self.burst.iter().all(burst), "burst must name a team that is there, times up to 1000, at_hours and seconds"),
+            (
+                self.burst.iter().all(burst),
+                "burst must name a team that is there, times up to 1000, at_hours and seconds",
+            ),
         ];
         first_broken(&rules, "")
     }

@@ -19,7 +19,8 @@ use warmset_planner::{
     batching::plan as batching_plan,
     cache::plan as cache_plan,
     demand::Demand,
-    loader, pool::scenario as pool_scenario,
+    loader,
+    pool::scenario as pool_scenario,
     report::{POLICIES, Row, compare},
     routing::plan::{self, Plan},
     scenario::{SHIPPED, Scenario},
@@ -121,13 +122,8 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let others = [
-        plan::SHIPPED,
-        cache_plan::SHIPPED,
-        batching_plan::SHIPPED,
-        pool_scenario::SHIPPED,
-        loader::plan::SHIPPED,
-    ];
+    let others =
+        [plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED, pool_scenario::SHIPPED, loader::plan::SHIPPED];
     let mut shipped = SHIPPED.into_iter().chain(others);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
         return Ok(text.to_owned());

@@ -1,8 +1,8 @@
 //! `warmset sim` of the KV tier: which blocks stay, by one rule or another.
 
 use super::{
-    sim_arguments::SimArguments,
     sim::{on_all_cores, read_trace},
+    sim_arguments::SimArguments,
 };
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result};

@@ -67,7 +67,8 @@ fn as_text(document: &Value) -> String {
         let rate = number(&row, "requests_per_second", 3);
         vec![text_of(&row, "zipf"), percent(&row, "pinned_share"), percent(&row, "hit_share"), rate]
     });
-    let heads = ["STUDY", "POLICY", "ZIPF", "PER SECOND", "LOAD, S", "FIT", "READY", "P50, S", "P99, S", "LOADS", "LOADER"];
+    let heads =
+        ["STUDY", "POLICY", "ZIPF", "PER SECOND", "LOAD, S", "FIT", "READY", "P50, S", "P99, S", "LOADS", "LOADER"];
     format!(
         "{}\nseed {}\n\n{}\n{}",
         text_of(document, "description"),

@@ -1,6 +1,6 @@
 //! `warmset sim` of the capacity project: shared machines and each team's own, what they cost and what callers see.
 
-use super::{sim_arguments::SimArguments, sim::on_all_cores};
+use super::{sim::on_all_cores, sim_arguments::SimArguments};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -62,8 +62,19 @@ fn as_text(document: &Value) -> String {
         std::iter::once(all).chain(items(&row["teams"]).iter().map(of_team)).collect::<Vec<_>>()
     });
     let heads = [
-        "MACHINES", "TEAM", "REQUESTS", "REFUSED", "BROKEN", "UNFINISHED", "COLD", "WITHIN TARGET", "WARM P50/P99, S",
-        "COLD P50/P99, S", "QUEUE P99, S", "COST", "PER M TOKENS",
+        "MACHINES",
+        "TEAM",
+        "REQUESTS",
+        "REFUSED",
+        "BROKEN",
+        "UNFINISHED",
+        "COLD",
+        "WITHIN TARGET",
+        "WARM P50/P99, S",
+        "COLD P50/P99, S",
+        "QUEUE P99, S",
+        "COST",
+        "PER M TOKENS",
     ];
     let away = arrangements.iter().flat_map(|row| {
         items(&row["away"]).iter().map(|away| away_line(&text_of(row, "arrangement"), away)).collect::<Vec<_>>()
@@ -89,7 +100,18 @@ fn as_text(document: &Value) -> String {
         text_of(document, "seed"),
         table(&heads, teams),
         table(
-            &["MACHINES", "LOST", "REQUESTS", "REFUSED", "BROKEN", "WITHIN TARGET", "WORST TEAM", "ITS SHARE", "P99, S", "KEPT"],
+            &[
+                "MACHINES",
+                "LOST",
+                "REQUESTS",
+                "REFUSED",
+                "BROKEN",
+                "WITHIN TARGET",
+                "WORST TEAM",
+                "ITS SHARE",
+                "P99, S",
+                "KEPT"
+            ],
             away
         ),
         table(&["MACHINES", "HOW MANY", "BY TEAM", "COST", "WITHIN TARGET", "P99, S", "AS PROMISED"], sizes),

@@ -1,6 +1,6 @@
 //! `warmset sim` of the router: which replica requests go to, and what their callers see of it.
 
-use super::{sim_arguments::SimArguments, sim::on_all_cores};
+use super::{sim::on_all_cores, sim_arguments::SimArguments};
 use crate::output::{Output, table, text_of};
 use anyhow::Result;
 use serde_json::{Value, json};
