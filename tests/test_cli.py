@@ -344,7 +344,7 @@ def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
 def test_many_models_and_one_loader_are_simulated(tmp_path):
     text = (warmset.ROOT / "scenarios" / "two-hundred-models.toml").read_text()
     path, page = tmp_path / "loader.toml", tmp_path / "loader.html"
-    path.write_text(text.replace("requests = 4_000", "requests = 1_000"))
+    path.write_text(text.replace("requests = 1_000", "requests = 300"))
     outputs = [run_command(["sim", str(path), "--json", "--html", str(page)]).stdout for _ in range(2)]
     assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
     rows = json.loads(outputs[0])["rows"]
