@@ -56,7 +56,7 @@ impl Fleet {
 
 enum Event {
     Arrival(usize),
-    Machine { machine: usize, life: u32, event: worker::Event },
+    Machine { machine: usize, life: u32, event: Box<worker::Event> },
     Wake { machine: usize },
     Lose { machine: usize, away: Duration },
     Return { machine: usize },
@@ -204,7 +204,7 @@ impl<'a> World<'a> {
                 let now = self.now;
                 let place = &mut self.places[machine];
                 if let Some(there) = place.machine.as_mut().filter(|_| place.life == life) {
-                    there.happen(now, event);
+                    there.happen(now, *event);
                     self.after(machine);
                 }
             }
@@ -285,7 +285,7 @@ impl<'a> World<'a> {
         for notice in notices {
             match notice {
                 Notice::Later(at, event) => {
-                    self.queue.push(at, Rank::Completion, Event::Machine { machine, life, event });
+                    self.queue.push(at, Rank::Completion, Event::Machine { machine, life, event: Box::new(event) });
                 }
                 Notice::Started(request, start) => {
                     self.recording.started(request.0 as usize, self.now, start == StartKind::Cold);
