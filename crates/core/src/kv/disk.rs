@@ -121,7 +121,8 @@ impl Tier {
     /// Writes a block that lies in host memory, if the disk is to have it.
     pub(super) fn write_if_admitted(&mut self, now: Instant, number: BlockNumber, actions: &mut Vec<Action>) {
         let block = self.index.get(number);
-        if self.settings.disk_bytes_max == 0 || block.on_disk() || !block.in_host() || block.work != Work::Nothing {
+        let is_idle = block.in_host() && block.work == Work::Nothing;
+        if self.settings.disk_bytes_max == 0 || block.on_disk() || !is_idle || self.doomed.contains(&number) {
             return;
         }
         let (model, slot, seen_again) = (self.model_of(block), block.slot, block.seen_again);
