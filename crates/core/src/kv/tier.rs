@@ -282,7 +282,6 @@ impl Tier {
 
     /// Takes the least worthy block out of host memory, if it is worth less than this.
     fn evict_least(&mut self, below: f64, actions: &mut Vec<Action>) -> bool {
-        self.class_again(self.host.leaving.oldest());
         let Some(least) = self.host.leaving.least(self.now) else { return false };
         if least.worth >= below {
             return false;
