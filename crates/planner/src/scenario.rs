@@ -23,6 +23,12 @@ const SIZES_MAX: usize = 32;
 const BURST_SECONDS: f64 = 120.0;
 const DAY_SECONDS: f64 = 86_400.0;
 
+/// Whether the text of a scenario has a table of this name, which tells what kind it is of.
+pub(crate) fn has_table(text: &str, name: &str) -> bool {
+    let is_its_head = |line: &str| line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) == Some(name);
+    text.lines().any(|line| is_its_head(line.trim_end()))
+}
+
 /// Why a scenario cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {

@@ -154,7 +154,10 @@ impl Tier {
         let beside = self.settings.disk_slack_bytes.saturating_add(self.disk.others_bytes);
         let max = self.settings.disk_bytes_max.saturating_sub(beside);
         while self.disk.kept_bytes + self.disk.queued_bytes + bytes > max {
-            self.class_again(self.disk.leaving.oldest());
+            // By the speeds that are known now: after a start the classes of all of them come from guesses.
+            for number in self.disk.leaving.oldest() {
+                self.reorder(number);
+            }
             let Some(least) = self.disk.leaving.least(self.now) else { return false };
             if least.worth >= worth {
                 return false;

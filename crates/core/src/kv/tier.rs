@@ -246,14 +246,6 @@ impl Tier {
         }
     }
 
-    /// Puts blocks where they belong by the speeds that are known now. Those of their class may have changed since they
-    /// were put there: after a start all of them are guesses.
-    pub(super) fn class_again(&mut self, blocks: Vec<BlockNumber>) {
-        for number in blocks {
-            self.reorder(number);
-        }
-    }
-
     /// A use of a block.
     pub(super) fn touch(&mut self, now: Instant, number: BlockNumber) {
         // Taken out first: it is found by its last use.

@@ -183,7 +183,7 @@ pub struct Load {
 impl Plan {
     /// Whether a text describes one: it has a table `[batching]`.
     pub fn is_described_by(text: &str) -> bool {
-        text.lines().any(|line| line.trim_end() == "[batching]")
+        crate::scenario::has_table(text, "batching")
     }
 
     /// Reads a text.

@@ -85,7 +85,7 @@ pub struct Row {
 impl Plan {
     /// Whether a text describes one: it has a table `[cache]`.
     pub fn is_described_by(text: &str) -> bool {
-        text.lines().any(|line| line.trim_end() == "[cache]")
+        crate::scenario::has_table(text, "cache")
     }
 
     /// Reads a text.

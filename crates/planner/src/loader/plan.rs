@@ -139,7 +139,7 @@ pub struct Saturation {
 impl Plan {
     /// Whether a text describes one: it has a table `[loader]`.
     pub fn is_described_by(text: &str) -> bool {
-        text.lines().any(|line| line.trim_end() == "[loader]")
+        crate::scenario::has_table(text, "loader")
     }
 
     /// Reads a text.

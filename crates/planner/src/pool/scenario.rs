@@ -266,7 +266,7 @@ fn standard() -> Priority {
 impl Plan {
     /// Whether a text describes one: it has a table `[pool]`.
     pub fn is_described_by(text: &str) -> bool {
-        text.lines().any(|line| line.trim_end() == "[pool]")
+        crate::scenario::has_table(text, "pool")
     }
 
     /// Reads a text.

@@ -62,7 +62,7 @@ pub struct Row {
 impl Plan {
     /// Whether a text describes one: it has a table `[routing]`.
     pub fn is_described_by(text: &str) -> bool {
-        text.lines().any(|line| line.trim_end() == "[routing]")
+        crate::scenario::has_table(text, "routing")
     }
 
     /// Reads a text.
