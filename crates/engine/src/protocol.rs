@@ -53,7 +53,7 @@ pub enum ToEngine {
     SaveGo { save: u64 },
     /// The answer to `SaveWanted`: not this time.
     SaveSkip { save: u64 },
-    /// What was saved is out of the staging area.
+    /// The answer to `Saved`: the staging area is the engine's again. Until then the worker reads it, and empties it.
     SaveEnd { save: u64 },
     /// Keep nothing of a trust domain: idle sequences forget it, and requests that run leave nothing behind.
     KvForget { domain: TrustDomain },
@@ -216,7 +216,8 @@ pub enum FromEngine {
     KvVerified { request: u64, blocks: u32 },
     /// A sequence holds blocks that the tier does not know.
     SaveWanted(SaveWanted),
-    /// The state is in the staging area; 0 bytes if the sequence was needed for something else meanwhile.
+    /// The state is in the staging area; 0 bytes if the sequence was needed for something else meanwhile. The area is the
+    /// worker's from now on, until `SaveEnd`.
     Saved { save: u64, bytes: u64 },
     /// A request is stopped and takes so many bytes.
     ParkSized { request: u64, bytes: u64 },

@@ -86,13 +86,13 @@ impl Tier {
             return;
         }
         let blocks = self.places_for(now, &mut offer, actions);
-        if blocks.is_empty() {
-            // Others came first, or there is no room for what is worth so little.
-            self.next_save(actions);
-        }
         let identity = self.known[usize::from(offer.model)].identity;
         actions.push(Action::Gather { save, identity, blocks });
-        if !offer.gathering.is_empty() {
+        if offer.gathering.is_empty() {
+            // Others came first, or there is no room for what is worth so little. The next one comes last: it may be of
+            // the same engine, which has one place for states.
+            self.next_save(actions);
+        } else {
             self.saves.active.insert(save, offer);
         }
     }

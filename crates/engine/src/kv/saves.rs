@@ -39,7 +39,8 @@ pub(crate) struct Saves {
     wanted: BTreeMap<u64, Wanted>,
     /// Allowed, in order.
     ready: VecDeque<u64>,
-    /// What lies in the staging area.
+    /// For whose sake the worker has the staging area: from the moment that it is told of a save, whatever became of that,
+    /// until it says that it has done with it. It empties the area meanwhile.
     staged: Option<u64>,
 }
 
@@ -100,12 +101,10 @@ impl Saves {
         Some(Write { save, sequence: (!wanted.lost).then_some(wanted.sequence), cells: wanted.cells })
     }
 
-    /// It was written, or given up: then nothing lies in the staging area.
-    pub(crate) fn written(&mut self, save: u64, bytes: u64) {
+    /// It was written, or given up, and the worker is told.
+    pub(crate) fn written(&mut self, save: u64) {
         self.skip(save);
-        if bytes > 0 {
-            self.staged = Some(save);
-        }
+        self.staged = Some(save);
     }
 }
 
@@ -127,16 +126,32 @@ mod tests {
         saves.go(one);
         saves.go(other);
         assert_eq!(saves.next(), Some(Write { save: other, sequence: Some(4), cells: 64 }));
-        saves.written(other, 10);
+        saves.written(other);
         assert_eq!(saves.next(), None, "the staging area is in use");
         saves.end(one);
         assert_eq!(saves.next(), None, "by the other one");
         saves.end(other);
         assert_eq!(saves.next(), Some(Write { save: one, sequence: Some(3), cells: 130 }));
-        saves.written(one, 0);
+        saves.written(one);
         saves.go(one);
+        saves.end(one);
         assert_eq!(saves.next(), None);
         assert_eq!(saves.protected(3, Instant::now()), 0);
+    }
+
+    /// The worker empties the area after a save that was given up too: whatever were written before would be gone.
+    #[test]
+    fn nothing_is_written_before_the_worker_has_done_with_a_save_that_was_given_up() {
+        let mut saves = Saves::default();
+        let (lost, next) = (saves.want(0, 128, 130, soon()).unwrap(), saves.want(1, 128, 130, soon()).unwrap());
+        saves.cut(0, 0);
+        saves.go(lost);
+        saves.go(next);
+        assert_eq!(saves.next().and_then(|write| write.sequence), None);
+        saves.written(lost);
+        assert_eq!(saves.next(), None);
+        saves.end(lost);
+        assert_eq!(saves.next(), Some(Write { save: next, sequence: Some(1), cells: 130 }));
     }
 
     #[test]

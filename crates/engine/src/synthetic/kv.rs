@@ -189,7 +189,7 @@ impl Kv {
         while let Some(Write { save, sequence, .. }) = tier.saves.next() {
             let held = self.held.iter().find(|(number, _)| Some(*number) == sequence);
             let bytes = held.map_or(0, |(_, held)| write(template, &held.tokens, tier.memory.staging()));
-            tier.saves.written(save, bytes);
+            tier.saves.written(save);
             report(FromEngine::Saved { save, bytes });
         }
     }

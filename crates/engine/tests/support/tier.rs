@@ -257,10 +257,11 @@ impl World {
                     assert_eq!(wanted.save, save);
                     if bytes > 0 {
                         self.tier.store(&wanted, bytes);
-                        self.harness.send(ToEngine::SaveEnd { save });
                     } else {
                         self.tier.lost += 1;
                     }
+                    // Whatever became of it, the area is the engine's again only now.
+                    self.harness.send(ToEngine::SaveEnd { save });
                     self.allow();
                 }
                 other => panic!("{other:?}"),

@@ -277,10 +277,11 @@ impl RunLoop {
         let Some((save, wanted)) = found.map(|(save, one)| (*save, &one.wanted)) else { return };
         let needed = self.engines.get(&life).map(|engine| engine.layout.state_bytes(u64::from(wanted.cells)));
         let ok = bytes > 0 && Some(bytes) == needed;
-        self.happen(Event::Staged { save, ok });
         if !ok {
+            // First: what happens next may be a save that gives the same area its memory.
             self.end_save(save);
         }
+        self.happen(Event::Staged { save, ok });
     }
 
     /// The staging area is free again.

@@ -223,7 +223,7 @@ impl Generations {
                 None => None,
             };
             let bytes = bytes.unwrap_or(0) as u64;
-            tier.saves.written(save, bytes);
+            tier.saves.written(save);
             report(FromEngine::Saved { save, bytes });
         }
     }
