@@ -5,7 +5,10 @@
 //! there are cores, they take turns.
 
 use crate::{ids::Digest, time::Instant};
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -55,28 +58,36 @@ pub struct ThreadLeases {
     cores: u32,
     quantum: Duration,
     leases: BTreeMap<Digest, Lease>,
+    /// Those of them that have work: all that matters but for what they are told next.
+    busy: BTreeSet<Digest>,
 }
 
 impl ThreadLeases {
     /// No leases yet.
     pub fn new(cores: u32, quantum: Duration) -> Self {
-        Self { cores: cores.max(1), quantum, leases: BTreeMap::new() }
+        Self { cores: cores.max(1), quantum, leases: BTreeMap::new(), busy: BTreeSet::new() }
     }
 
     /// Threads that nobody is stepping with.
     pub fn free(&self) -> u32 {
-        self.cores.saturating_sub(self.leases.values().map(Lease::counted).sum())
+        self.cores.saturating_sub(self.at_work().map(|(_, lease)| lease.counted()).sum())
+    }
+
+    fn at_work(&self) -> impl Iterator<Item = (Digest, &Lease)> {
+        self.busy.iter().filter_map(|digest| Some((*digest, self.leases.get(digest)?)))
     }
 
     /// An engine was started with this many threads and has no work yet.
     pub fn enter(&mut self, digest: Digest, threads: u32, now: Instant) {
         let lease = Lease { told: threads, unconfirmed: 0, activity: Activity::Idle, turn_since: now };
         self.leases.insert(digest, lease);
+        self.busy.remove(&digest);
     }
 
     /// An engine is gone.
     pub fn leave(&mut self, digest: Digest) {
         self.leases.remove(&digest);
+        self.busy.remove(&digest);
     }
 
     /// An engine begins or ends having work. The messages of the next `settle` must be sent before its first work.
@@ -85,6 +96,11 @@ impl ThreadLeases {
         if lease.is_busy() != busy {
             lease.activity = if busy { Activity::Starting } else { Activity::Idle };
             lease.turn_since = now;
+            if busy {
+                self.busy.insert(digest)
+            } else {
+                self.busy.remove(&digest)
+            };
         }
     }
 
@@ -101,14 +117,13 @@ impl ThreadLeases {
 
     /// Rounds in which everybody who has work gets a turn: 1 while there are cores for all.
     pub fn rounds(&self) -> u32 {
-        let busy = self.leases.values().filter(|lease| lease.is_busy()).count();
-        u32::try_from(busy).unwrap_or(u32::MAX).div_ceil(self.cores).max(1)
+        u32::try_from(self.busy.len()).unwrap_or(u32::MAX).div_ceil(self.cores).max(1)
     }
 
     /// When turns change next, if engines wait for one.
     pub fn next_timer(&self) -> Option<Instant> {
-        let waiting = self.leases.values().any(|lease| lease.is_busy() && lease.told == 0);
-        let turns = self.leases.values().filter(|lease| lease.has_turn());
+        let waiting = self.at_work().any(|(_, lease)| lease.told == 0);
+        let turns = self.at_work().map(|(_, lease)| lease).filter(|lease| lease.has_turn());
         waiting.then(|| turns.map(|lease| lease.turn_since + self.quantum).min()).flatten()
     }
 
@@ -140,8 +155,7 @@ impl ThreadLeases {
 
     /// How many threads each busy engine should have: the cores shared out evenly, or one each in turns.
     fn targets(&self, now: Instant) -> Vec<(Digest, u32)> {
-        let mut busy: Vec<(Digest, &Lease)> =
-            self.leases.iter().filter(|(_, lease)| lease.is_busy()).map(|(digest, lease)| (*digest, lease)).collect();
+        let mut busy: Vec<(Digest, &Lease)> = self.at_work().collect();
         let count = u32::try_from(busy.len()).unwrap_or(u32::MAX);
         if count <= self.cores {
             let (share, extra) = (self.cores / count.max(1), self.cores % count.max(1));
@@ -161,7 +175,9 @@ impl ThreadLeases {
 
     /// **Never more threads than cores**: what engines may be stepping with at this moment.
     pub fn within_cores(&self) -> bool {
-        self.leases.values().map(Lease::counted).sum::<u32>() <= self.cores
+        let busy: BTreeSet<Digest> =
+            self.leases.iter().filter(|(_, lease)| lease.is_busy()).map(|(digest, _)| *digest).collect();
+        busy == self.busy && self.leases.values().map(Lease::counted).sum::<u32>() <= self.cores
     }
 }
 
@@ -318,6 +334,7 @@ mod tests {
     fn a_machine_that_promised_too_much_would_be_noticed() {
         let mut leases = ThreadLeases::new(2, QUANTUM);
         leases.enter(id(1), 2, at(0));
+        leases.set_busy(id(1), true, at(0));
         for (threads_max, within) in [(2, true), (3, false)] {
             if let Some(lease) = leases.leases.get_mut(&id(1)) {
                 lease.activity = Activity::Stepping { threads_max };

@@ -152,7 +152,7 @@ impl Scenario {
         } else if self.group.iter().any(|group| !(0.0..=0.5).contains(&group.jitter)) {
             "jitter must be between 0 and 0.5"
         } else if self.group.iter().any(|group| !positive(group.every_minutes.0) || group.every_minutes.0 < 1.0) {
-            "every_minutes must be at least 1"
+            "every_minutes must be between 1 and 1,000,000"
         } else if self.group.iter().any(|group| !positive(group.every_minutes.1 - group.every_minutes.0 + 1.0)) {
             "every_minutes must be [least, most]"
         } else {

@@ -10,7 +10,7 @@ mod place;
 mod thrash;
 
 pub use backoff::Backoff;
-pub use charge::{Charge, held_bytes};
+pub use charge::{Charge, HeldSum, held_bytes};
 pub use demand::Demand;
 pub use place::{Held, Placement, Problem, Standing, place};
 pub use thrash::Thrash;

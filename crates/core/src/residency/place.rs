@@ -1,6 +1,6 @@
 //! Where a model goes and who leaves for it: `place(problem) -> placement`, the cheapest one that fits.
 
-use super::charge::{Charge, held_bytes};
+use super::charge::{Charge, HeldSum};
 use crate::{
     ids::Digest,
     memory::{Footprint, MemoryVector},
@@ -101,22 +101,30 @@ fn assignments(problem: &Problem<'_>) -> Vec<Vec<usize>> {
 
 fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement> {
     let newcomer = Charge::new(problem.footprint, problem.artifact, &accelerators);
-    let held = problem.held.iter().filter(|held| held.standing != Standing::Claimed);
-    let held_now = held_bytes(held.map(|held| &held.charge).chain([&newcomer]));
-    if held_now.fits_in(problem.capacity) && fits_without(problem, &newcomer, &[]) {
+    let with = |wanted: fn(&Held) -> bool| -> HeldSum {
+        let held = problem.held.iter().filter(|held| wanted(held)).map(|held| &held.charge);
+        held.chain([&newcomer]).collect()
+    };
+    // Most problems of a pool that is full end here.
+    if !with(|held| matches!(held.standing, Standing::Fixed | Standing::Claimed)).fits_in(problem.capacity) {
+        return None;
+    }
+    let mut staying = with(|held| held.standing != Standing::Leaving);
+    let now = with(|held| held.standing != Standing::Claimed);
+    if now.fits_in(problem.capacity) && staying.fits_in(problem.capacity) {
         return Some(Placement { accelerators, victims: vec![], fits_now: true, loss: 0.0 });
     }
     let mut victims: Vec<&Held> = vec![];
-    let mut cheapest_first: Vec<(&Held, f64)> = problem.held.iter().filter_map(evictable).collect();
-    cheapest_first.sort_by(|(a, loss_a), (b, loss_b)| {
-        per_byte(a, *loss_a).total_cmp(&per_byte(b, *loss_b)).then(a.digest.cmp(&b.digest))
-    });
+    let mut cheapest_first: Vec<(&Held, f64)> =
+        problem.held.iter().filter_map(evictable).map(|(held, loss)| (held, per_byte(held, loss))).collect();
+    cheapest_first.sort_by(|(a, worth_a), (b, worth_b)| worth_a.total_cmp(worth_b).then(a.digest.cmp(&b.digest)));
     let mut remaining = cheapest_first.iter();
-    while !fits_without(problem, &newcomer, &victims) {
+    while !staying.fits_in(problem.capacity) {
         let (next, _) = remaining.next()?;
+        staying.remove(&next.charge);
         victims.push(next);
     }
-    drop_needless(problem, &newcomer, &mut victims);
+    drop_needless(problem.capacity, &mut staying, &mut victims);
     let loss = victims.iter().filter_map(|held| evictable(held)).map(|(_, loss)| loss).sum();
     let victims = victims.iter().map(|held| held.digest).collect();
     Some(Placement { accelerators, victims, fits_now: false, loss })
@@ -134,23 +142,14 @@ fn per_byte(held: &Held, loss: f64) -> f64 {
     super::worth(loss, 1.0, bytes)
 }
 
-/// Whether the newcomer fits once the leaving and these victims are gone.
-fn fits_without(problem: &Problem<'_>, newcomer: &Charge, victims: &[&Held]) -> bool {
-    let staying = problem
-        .held
-        .iter()
-        .filter(|held| held.standing != Standing::Leaving)
-        .filter(|held| !victims.iter().any(|victim| victim.digest == held.digest));
-    held_bytes(staying.map(|held| &held.charge).chain([newcomer])).fits_in(problem.capacity)
-}
-
 /// Going by worth per byte can pick small victims that a later, larger one makes needless: spare the dearest first.
-fn drop_needless(problem: &Problem<'_>, newcomer: &Charge, victims: &mut Vec<&Held>) {
+fn drop_needless(capacity: &MemoryVector, staying: &mut HeldSum, victims: &mut Vec<&Held>) {
     for index in (0..victims.len()).rev() {
-        let mut fewer = victims.clone();
-        fewer.remove(index);
-        if fits_without(problem, newcomer, &fewer) {
-            *victims = fewer;
+        staying.add(&victims[index].charge);
+        if staying.fits_in(capacity) {
+            victims.remove(index);
+        } else {
+            staying.remove(&victims[index].charge);
         }
     }
 }
@@ -158,8 +157,19 @@ fn drop_needless(problem: &Problem<'_>, newcomer: &Charge, victims: &mut Vec<&He
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::residency::held_bytes;
     use proptest::prelude::*;
     use std::{vec, vec::Vec};
+
+    /// Whether the newcomer fits once the leaving and these victims are gone.
+    fn fits_without(problem: &Problem<'_>, newcomer: &Charge, victims: &[&Held]) -> bool {
+        let staying = problem
+            .held
+            .iter()
+            .filter(|held| held.standing != Standing::Leaving)
+            .filter(|held| !victims.iter().any(|victim| victim.digest == held.digest));
+        held_bytes(staying.map(|held| &held.charge).chain([newcomer])).fits_in(problem.capacity)
+    }
 
     fn held(id: u8, bytes: u64, standing: Standing) -> Held {
         let charge = Charge::new(&Footprint::host(bytes), Digest([id; 32]), &[]);

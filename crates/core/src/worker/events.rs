@@ -31,7 +31,7 @@ impl Worker {
             Event::Remembered { models } => self.remember(now, &models),
             Event::Succeed { digest, predecessor } => self.succeed(now, digest, predecessor),
             Event::PauseLifted { digest } => {
-                if let Some(model) = self.models.get_mut(&digest) {
+                if let Some(mut model) = self.models.get_mut(&digest) {
                     model.forgive();
                 }
             }
@@ -55,13 +55,13 @@ impl Worker {
             Event::ParkRefused { request } => self.park_refused(request),
             Event::Parked { request } => self.has_parked(now, request, actions),
             Event::Progress { digest, generation } => {
-                if let Some(life) = self.life_mut(digest, generation) {
-                    life.last_progress = now;
+                if self.is_in_life(digest, generation) {
+                    self.note_progress(now, digest);
                 }
             }
             Event::Finished { request } => self.finished(now, request, actions),
             Event::ThreadsHeld { digest, generation, .. } => {
-                if self.life_mut(digest, generation).is_some() {
+                if self.is_in_life(digest, generation) {
                     self.threads.confirmed(digest);
                 }
             }
@@ -72,48 +72,54 @@ impl Worker {
         }
     }
 
-    /// The life with this generation; news of an earlier life finds none.
-    fn life_mut(&mut self, digest: Digest, generation: Generation) -> Option<&mut super::model::Life> {
-        let life = self.models.get_mut(&digest)?.phase.life_mut()?;
-        (life.generation == generation).then_some(life)
+    /// Whether a model is in the life with this generation; news of an earlier life concern nobody.
+    fn is_in_life(&self, digest: Digest, generation: Generation) -> bool {
+        let life = self.models.get(&digest).and_then(|model| model.phase.life());
+        life.is_some_and(|life| life.generation == generation)
+    }
+
+    fn note_progress(&mut self, now: Instant, digest: Digest) {
+        if let Some(mut model) = self.models.get_mut(&digest)
+            && let Some(life) = model.phase.life_mut()
+        {
+            life.last_progress = now;
+        }
     }
 
     fn configure(&mut self, mut spec: ModelSpec) {
         let digest = spec.digest;
         spec.pool = self.pool_of(&spec.pool);
-        match self.models.get_mut(&digest) {
-            Some(model) => {
-                if model.spec.measured && !spec.measured {
-                    (spec.peak, spec.steady) = (model.spec.peak.clone(), model.spec.steady.clone());
-                    (spec.measured, spec.rewarm_seconds) = (true, model.spec.rewarm_seconds);
-                }
-                if model.spec != spec || model.forgotten {
-                    model.forgive();
-                }
-                model.spec = spec;
-                model.forgotten = false;
+        if self.models.get(&digest).is_none() {
+            self.models.insert(digest, Model::new(spec));
+        } else if let Some(mut model) = self.models.get_mut(&digest) {
+            if model.spec.measured && !spec.measured {
+                (spec.peak, spec.steady) = (model.spec.peak.clone(), model.spec.steady.clone());
+                (spec.measured, spec.rewarm_seconds) = (true, model.spec.rewarm_seconds);
             }
-            None => {
-                self.models.insert(digest, Model::new(spec));
+            if model.spec != spec || model.forgotten {
+                model.forgive();
             }
+            model.spec = spec;
+            model.forgotten = false;
         }
-        self.active.insert(digest);
+        self.models.activate(digest);
     }
 
     fn forget(&mut self, digest: Digest, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         model.forgotten = true;
         (model.wanted, model.preload, model.spec.pin, model.predecessor) = (false, false, false, None);
-        self.active.insert(digest);
+        model.activate();
+        drop(model);
         self.reject_waiting(digest, &Rejection::UnknownModel, actions);
     }
 
     fn want(&mut self, digest: Digest) {
-        if let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) {
+        if let Some(mut model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) {
             model.unwanted = false;
             model.wanted = !matches!(model.phase, Phase::Ready(_));
             model.impossible = false;
-            self.active.insert(digest);
+            model.activate();
         }
     }
 
@@ -123,12 +129,13 @@ impl Worker {
         }
         let Some(old) = self.models.get(&predecessor) else { return };
         let (demand, forecast) = (old.demand, old.forecast.clone());
-        let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) else { return };
+        let Some(mut model) = self.models.get_mut(&digest).filter(|model| !model.forgotten) else { return };
         (model.demand, model.forecast) = (demand, forecast);
         model.predecessor = (!matches!(model.phase, Phase::Ready(_))).then_some((predecessor, now));
         model.forgive();
+        drop(model);
         self.want(digest);
-        if let Some(predecessor) = self.models.get_mut(&predecessor) {
+        if let Some(mut predecessor) = self.models.get_mut(&predecessor) {
             predecessor.predecessor = None;
         }
     }
@@ -136,32 +143,34 @@ impl Worker {
     fn remember(&mut self, now: Instant, models: &[Recollection]) {
         let half_life = self.settings.demand_half_life;
         for Recollection { digest, demand_per_second, age, warm, forecast } in models {
-            let Some(model) = self.models.get_mut(digest) else { continue };
+            let Some(mut model) = self.models.get_mut(digest) else { continue };
             model.demand = Demand::remembered(now, half_life, *demand_per_second, *age);
             model.restore = *warm && model.phase == Phase::Absent;
             model.forecast = forecast.clone().remembered(now, *age);
-            self.active.insert(*digest);
+            model.activate();
+            drop(model);
             self.put_on_agenda(now, *digest);
         }
     }
 
     fn scheduled(&mut self, now: Instant, digest: Digest, warm: bool) {
-        if let Some(model) = self.models.get_mut(&digest) {
+        if let Some(mut model) = self.models.get_mut(&digest) {
             model.forecast.schedule(warm);
-            self.put_on_agenda(now, digest);
         }
+        self.put_on_agenda(now, digest);
     }
 
     fn unwant(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         (model.wanted, model.restore, model.unwanted) = (false, false, true);
         (model.preload, model.predecessor) = (false, None);
-        match model.phase {
-            Phase::Ready(_) => self.begin_drain(now, digest, EvictionReason::Requested, actions),
-            Phase::Verifying(_) | Phase::Loading(_) if model.waiting.is_empty() => {
-                self.abandon_load(now, digest, EvictionReason::Requested, actions);
-            }
-            _ => {}
+        let is_ready = matches!(model.phase, Phase::Ready(_));
+        let loads_in_vain = model.phase.is_loading() && model.waiting.is_empty();
+        drop(model);
+        if is_ready {
+            self.begin_drain(now, digest, EvictionReason::Requested, actions);
+        } else if loads_in_vain {
+            self.abandon_load(now, digest, EvictionReason::Requested, actions);
         }
     }
 
@@ -178,7 +187,7 @@ impl Worker {
             return;
         }
         let half_life = self.settings.demand_half_life;
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         model.demand.note(now, half_life);
         model.forecast.note(now);
         let found = if matches!(model.phase, Phase::Ready(_)) { PreloadOutcome::Used } else { PreloadOutcome::Late };
@@ -187,9 +196,10 @@ impl Worker {
         model.unwanted = false;
         let cold = !matches!(model.phase, Phase::Ready(_));
         model.enqueue(Waiter { request, class, since: now, cold, parked: None, parks: Parks::default() });
+        model.activate();
+        drop(model);
         self.requests.insert(request, digest);
         self.waiting_total += 1;
-        self.active.insert(digest);
         self.put_on_agenda(now, digest);
     }
 
@@ -218,7 +228,7 @@ impl Worker {
 
     fn cancelled(&mut self, now: Instant, request: RequestId, cause: CancelCause, actions: &mut Vec<Action>) {
         let Some(digest) = self.requests.get(&request).copied() else { return };
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         if let Some(place) = model.waiting.iter().position(|waiter| waiter.request == request) {
             let waiter = model.waiting.remove(place);
             self.requests.remove(&request);
@@ -229,6 +239,7 @@ impl Worker {
                 life.promised = life.promised.saturating_sub(u32::from(waited_for_load));
             }
             model.load_outlives_callers |= cause == CancelCause::DeadlinePassed;
+            drop(model);
             self.give_up_unwanted_load(now, digest, actions);
             return;
         }
@@ -243,7 +254,7 @@ impl Worker {
 
     /// A load that nobody waits for any more is given up, once: a second impatient caller finds it finished.
     fn give_up_unwanted_load(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let kept = model.wanted
             || model.restore
             || model.preload
@@ -252,13 +263,14 @@ impl Worker {
             || model.abandoned_last;
         if model.phase.is_loading() && model.waiting.is_empty() && !kept {
             model.abandoned_last = true;
+            drop(model);
             self.abandon_load(now, digest, EvictionReason::Abandoned, actions);
         }
     }
 
     fn verified(&mut self, now: Instant, digest: Digest, generation: Generation, actions: &mut Vec<Action>) {
         let threads = self.threads.free().max(1);
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         match core::mem::replace(&mut model.phase, Phase::Absent) {
             Phase::Verifying(mut life) if life.generation == generation => {
                 life.since = now;
@@ -291,7 +303,7 @@ impl Worker {
             // Callers come as soon as its name is switched.
             protection = protection.max(self.settings.minimum_residency);
         }
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let Phase::Loading(life) = &model.phase else { return };
         if life.generation != generation {
             return;
@@ -324,13 +336,19 @@ impl Worker {
         error: LoadError,
         actions: &mut Vec<Action>,
     ) {
-        if self.life_mut(digest, generation).is_none() {
+        if !self.is_in_life(digest, generation) {
             return;
         }
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         match model.phase {
-            Phase::Verifying(_) => model.phase = Phase::Absent,
-            Phase::Loading(_) => self.kill(now, digest, EvictionReason::Abandoned, actions),
+            Phase::Verifying(_) => {
+                model.phase = Phase::Absent;
+                drop(model);
+            }
+            Phase::Loading(_) => {
+                drop(model);
+                self.kill(now, digest, EvictionReason::Abandoned, actions);
+            }
             _ => return,
         }
         self.note_failed_load(now, digest, error, actions);
@@ -345,24 +363,26 @@ impl Worker {
         actions: &mut Vec<Action>,
     ) {
         let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let retry_after = model.backoff.load_failed(now, error.clone(), first, max);
         (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
         (model.preload, model.predecessor) = (false, None);
+        drop(model);
         actions.push(Action::Tell(Fact::LoadRefused { digest, error: error.clone(), retry_after }));
         self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
     }
 
     fn exited(&mut self, now: Instant, digest: Digest, generation: Generation, exit: Exit, actions: &mut Vec<Action>) {
-        if self.life_mut(digest, generation).is_none() {
+        if !self.is_in_life(digest, generation) {
             return;
         }
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let phase = core::mem::replace(&mut model.phase, Phase::Absent);
         if let Phase::Unloading { reason: EvictionReason::Memory | EvictionReason::OverBudget, .. } = phase {
             model.evicted_at = Some(now);
         }
         let lost = core::mem::take(&mut model.running);
+        drop(model);
         self.threads.leave(digest);
         let message = exit.to_string();
         for (request, running) in lost {
@@ -392,12 +412,13 @@ impl Worker {
 
     /// A model that died of the cap that its whole pool is learns that it is larger, and its callers that it never fits.
     fn note_outgrown(&mut self, digest: Digest, exit: &Exit, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let Exit::OverCap(cap_bytes) = *exit else { return };
         if model.spec.memory_cap.is_some() {
             return;
         }
         model.outgrown_bytes = Some(cap_bytes);
+        drop(model);
         let Some(model) = self.models.get(&digest) else { return };
         if let Some(rejection) = self.hopeless(model) {
             self.reject_waiting(digest, &rejection, actions);
@@ -407,9 +428,10 @@ impl Worker {
     /// A ready engine died: started again at once the first time, after a pause when it keeps dying.
     pub(super) fn note_crash(&mut self, now: Instant, digest: Digest, message: String, actions: &mut Vec<Action>) {
         let (first, max) = (self.settings.backoff_first, self.settings.backoff_max);
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let error = LoadError { message: format!("the engine keeps dying: {message}"), permanent: false };
         let retry_after = model.backoff.crashed(now, error.clone(), first, max);
+        drop(model);
         if !retry_after.is_zero() {
             self.reject_waiting(digest, &Rejection::LoadFailed { error, retry_after }, actions);
         }
@@ -423,26 +445,28 @@ impl Worker {
         steady: &Footprint,
         actions: &mut Vec<Action>,
     ) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let artifact = model.spec.artifact;
-        let (Phase::Ready(life) | Phase::Draining(life, _)) = &mut model.phase else { return };
+        let changing = &mut *model;
+        let (Phase::Ready(life) | Phase::Draining(life, _)) = &mut changing.phase else { return };
         if life.generation != generation {
             return;
         }
         life.charge = Charge::new(steady, artifact, &life.accelerators);
         let limit = runaway_limit_bytes(life.private_at_ready);
-        model.spec.steady = steady.clone();
-        let peak = model.spec.peak.larger(steady);
-        if model.spec.peak != peak {
+        changing.spec.steady = steady.clone();
+        let peak = changing.spec.peak.larger(steady);
+        if changing.spec.peak != peak {
             actions.push(Action::Tell(Fact::Grown { digest, peak: peak.clone(), steady: steady.clone() }));
         }
-        model.spec.peak = peak;
+        changing.spec.peak = peak;
         if steady.private_host_bytes > limit {
             let message = format!(
                 "its memory grew from {} to {} bytes while running, beyond the limit of {limit}",
                 life.private_at_ready, steady.private_host_bytes
             );
             actions.push(Action::Tell(Fact::EngineCrashed { digest, message: message.clone() }));
+            drop(model);
             self.kill(now, digest, EvictionReason::OverBudget, actions);
             self.note_crash(now, digest, message, actions);
         }
@@ -450,8 +474,9 @@ impl Worker {
 
     fn prepared(&mut self, request: RequestId, prompt_tokens: u32, actions: &mut Vec<Action>) {
         if let Some(digest) = self.requests.get(&request) {
-            let running = self.models.get_mut(digest).and_then(|model| model.running.get_mut(&request));
-            if let Some(running) = running {
+            if let Some(mut model) = self.models.get_mut(digest)
+                && let Some(running) = model.running.get_mut(&request)
+            {
                 running.prompt_tokens = prompt_tokens;
             }
             actions.push(Action::Grant { request });
@@ -460,7 +485,7 @@ impl Worker {
 
     fn finished(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
         let Some(digest) = self.requests.get(&request).copied() else { return };
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let Some(running) = model.running.remove(&request) else { return };
         self.requests.remove(&request);
         self.parked.gives_up(&running);
@@ -468,12 +493,13 @@ impl Worker {
         if !running.aborted {
             model.backoff.succeeded();
         }
+        drop(model);
         self.look_if_idle(now, digest, actions);
     }
 
     /// An engine whose last request has left steps no more, and is measured.
     pub(super) fn look_if_idle(&mut self, now: Instant, digest: Digest, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest).filter(|model| model.is_idle()) else { return };
+        let Some(mut model) = self.models.get_mut(&digest).filter(|model| model.is_idle()) else { return };
         self.threads.set_busy(digest, false, now);
         if let Phase::Ready(life) | Phase::Draining(life, _) = &mut model.phase {
             life.measured_at = now;
@@ -483,21 +509,20 @@ impl Worker {
 
     fn drain(&mut self, actions: &mut Vec<Action>) {
         self.draining = true;
-        let digests: Vec<Digest> = self.models.keys().copied().collect();
-        for digest in digests {
+        for digest in self.models.digests() {
             self.reject_waiting(digest, &Rejection::Draining, actions);
-            if let Some(model) = self.models.get_mut(&digest) {
+            if let Some(mut model) = self.models.get_mut(&digest) {
                 (model.wanted, model.restore, model.unwanted) = (false, false, true);
                 (model.preload, model.predecessor) = (false, None);
                 if model.phase != Phase::Absent {
-                    self.active.insert(digest);
+                    model.activate();
                 }
             }
         }
     }
 
     pub(super) fn reject_waiting(&mut self, digest: Digest, rejection: &Rejection, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         for waiter in core::mem::take(&mut model.waiting) {
             self.requests.remove(&waiter.request);
             self.waiting_total -= 1;

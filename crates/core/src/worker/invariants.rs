@@ -33,13 +33,18 @@ pub enum Violation {
     IdleSequence(Digest),
     /// **Everything alive is looked after**: whatever is not absent is in the active set.
     Unwatched(Digest),
+    /// **No list is out of date**: what is told of many models at once is what is true of each.
+    ListsOutOfDate,
 }
 
 impl Worker {
     /// Checks every invariant; the first that does not hold.
     pub fn check(&self, now: Instant) -> Result<(), Violation> {
         self.check_requests()?;
-        for (digest, model) in &self.models {
+        if !self.models.lists_are_true() {
+            return Err(Violation::ListsOutOfDate);
+        }
+        for (digest, model) in self.models.iter() {
             self.check_model(now, *digest, model)?;
         }
         for pool in self.pools.keys() {
@@ -61,7 +66,7 @@ impl Worker {
     fn check_requests(&self) -> Result<(), Violation> {
         let mut seen = BTreeSet::new();
         let mut waiting_total = 0;
-        for (digest, model) in &self.models {
+        for (digest, model) in self.models.iter() {
             waiting_total += model.waiting.len();
             let waiting = model.waiting.iter().map(|waiter| waiter.request);
             for request in waiting.chain(model.running.keys().copied()) {
@@ -79,7 +84,7 @@ impl Worker {
     }
 
     fn check_model(&self, now: Instant, digest: Digest, model: &Model) -> Result<(), Violation> {
-        if model.phase != Phase::Absent && !self.active.contains(&digest) {
+        if model.phase != Phase::Absent && !self.models.is_active(&digest) {
             return Err(Violation::Unwatched(digest));
         }
         if model.phase.life().is_some_and(|life| model.running.len() > life.parallel) {

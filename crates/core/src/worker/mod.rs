@@ -1,8 +1,9 @@
 //! The worker machine: budget, load, run, evict, measure.
 //!
-//! Every event is followed by the same pass over what is active: expired timers, memory over budget, due loads,
-//! waiting requests, threads. Each step of that pass looks at the present state only, so nothing can be forgotten:
-//! a victim that is asked for again, a waiter whose model crashed, a reservation whose caller left.
+//! Every event is followed by the same pass over what goes on: expired timers, memory over budget, due loads, waiting
+//! requests, threads. Each step of that pass looks at the present state only, so nothing can be forgotten: a victim that
+//! is asked for again, a waiter whose model crashed, a reservation whose caller left. Models that are merely catalogued,
+//! or in memory and at rest, cost an event nothing (see [`roster`]).
 
 mod events;
 mod invariants;
@@ -11,6 +12,7 @@ mod park;
 mod plan;
 mod preload;
 mod protocol;
+mod roster;
 mod serve;
 mod sharing;
 mod takeover;
@@ -32,11 +34,9 @@ use crate::{
     threads::ThreadLeases,
     time::Instant,
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    vec::Vec,
-};
-use model::{Model, Phase};
+use alloc::{collections::BTreeMap, vec::Vec};
+use model::Phase;
+use roster::{Roster, Rules};
 use serde::{Deserialize, Serialize};
 
 /// One node's decisions.
@@ -44,9 +44,7 @@ use serde::{Deserialize, Serialize};
 pub struct Worker {
     settings: Settings,
     pools: BTreeMap<PoolName, Pool>,
-    models: BTreeMap<Digest, Model>,
-    /// Models that are not merely catalogued: resident, waited for, wanted or pausing after a failure.
-    active: BTreeSet<Digest>,
+    models: Roster,
     requests: BTreeMap<RequestId, Digest>,
     waiting_total: u32,
     last_generation: u64,
@@ -77,10 +75,9 @@ impl Worker {
         pools.insert(PoolName::default_pool(), Pool { capacity: rest, thrash: Thrash::default() });
         let threads = ThreadLeases::new(settings.cores, settings.thread_quantum);
         Self {
+            models: Roster::new(Rules::new(&settings)),
             settings,
             pools,
-            models: BTreeMap::new(),
-            active: BTreeSet::new(),
             requests: BTreeMap::new(),
             waiting_total: 0,
             last_generation: 0,
@@ -113,25 +110,21 @@ impl Worker {
     }
 
     fn tell_states(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let mut gone = Vec::new();
-        for digest in &self.active {
-            let Some(model) = self.models.get_mut(digest) else {
-                gone.push(*digest);
-                continue;
-            };
-            let state = model.state(now);
-            if state != model.told_state {
-                model.told_state = state;
-                actions.push(Action::Tell(Fact::StateChanged { digest: *digest, state }));
+        for digest in self.models.take_changed(now) {
+            let Some(model) = self.models.get(&digest).filter(|_| self.models.is_active(&digest)) else { continue };
+            let (state, told_state) = (model.state(now), model.told_state);
+            let is_gone = state == ModelState::Absent && model.waiting.is_empty();
+            let is_forgotten = model.forgotten && model.phase == Phase::Absent;
+            if state != told_state {
+                actions.push(Action::Tell(Fact::StateChanged { digest, state }));
+                if let Some(mut model) = self.models.get_mut(&digest) {
+                    model.told_state = state;
+                }
             }
-            if state == ModelState::Absent && model.waiting.is_empty() {
-                gone.push(*digest);
-            }
-        }
-        for digest in gone {
-            self.active.remove(&digest);
-            if self.models.get(&digest).is_some_and(|model| model.forgotten && model.phase == Phase::Absent) {
+            if is_gone && is_forgotten {
                 self.models.remove(&digest);
+            } else if is_gone {
+                self.models.deactivate(&digest);
             }
         }
     }

@@ -128,6 +128,8 @@ pub(super) struct Model {
     pub(super) forecast: Forecast,
     /// From when to when it is due, as it stands on the agenda.
     pub(super) window: Option<(Instant, Instant)>,
+    /// That window is open.
+    pub(super) window_is_open: bool,
     /// It is loaded, or will be when there is room, because it is due.
     pub(super) preload: bool,
     pub(super) phase: Phase,
@@ -166,6 +168,7 @@ impl Model {
             demand: Demand::default(),
             forecast: Forecast::default(),
             window: None,
+            window_is_open: false,
             preload: false,
             phase: Phase::Absent,
             waiting: Vec::new(),

@@ -114,10 +114,10 @@ impl Worker {
         if self.settings.parking.requests_max == 0 {
             return;
         }
-        for digest in self.active.clone() {
+        for digest in self.models.busy_digests() {
             for request in self.to_park(now, digest) {
                 let room = self.parked.requests < self.settings.parking.requests_max;
-                let Some(model) = self.models.get_mut(&digest).filter(|_| room) else { continue };
+                let Some(mut model) = self.models.get_mut(&digest).filter(|_| room) else { continue };
                 let Some(generation) = model.phase.life().map(|life| life.generation) else { continue };
                 let Some(running) = model.running.get_mut(&request) else { continue };
                 running.parking = Parking::Asked;
@@ -194,8 +194,8 @@ impl Worker {
             return false;
         }
         // Everybody who is parked must find room to come back beside all that is parked.
-        let coming_back = self.active.iter().filter_map(|digest| self.models.get(digest));
-        let mut coming_back = coming_back.filter(|other| other.parked() > 0).chain([model]);
+        let mut coming_back =
+            self.models.busy().chain(self.models.absent()).filter(|other| other.parked() > 0).chain([model]);
         if !coming_back.all(|model| self.fits_beside_parked(model, bytes)) {
             return false;
         }
@@ -227,7 +227,7 @@ impl Worker {
     /// Parked requests whose model has grown since, so that it does not fit beside them any more, would wait for
     /// themselves.
     pub(super) fn refuse_parked_in_vain(&mut self, digest: Digest, actions: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         for waiter in model.waiting.extract_if(.., |waiter| waiter.parked.is_some()) {
             self.requests.remove(&waiter.request);
             self.waiting_total -= 1;
@@ -290,8 +290,9 @@ impl Worker {
 
     /// Ends what there was of a request's parking and begins another state of it.
     fn set_parking(&mut self, request: RequestId, digest: Digest, parking: Parking) {
-        let running = self.models.get_mut(&digest).and_then(|model| model.running.get_mut(&request));
-        if let Some(running) = running {
+        if let Some(mut model) = self.models.get_mut(&digest)
+            && let Some(running) = model.running.get_mut(&request)
+        {
             self.parked.gives_up(running);
             running.parking = parking;
         }
@@ -299,7 +300,7 @@ impl Worker {
 
     pub(super) fn has_parked(&mut self, now: Instant, request: RequestId, actions: &mut Vec<Action>) {
         let Some(digest) = self.requests.get(&request).copied() else { return };
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let Some(running) = model.running.get(&request) else { return };
         let Parking::Taken(bytes) = running.parking else { return };
         let Running { aborted, class, parks, .. } = running.clone();
@@ -324,6 +325,7 @@ impl Worker {
             self.waiting_total += 1;
             actions.push(Action::Tell(Fact::Parked { digest, bytes }));
         }
+        drop(model);
         self.look_if_idle(now, digest, actions);
     }
 }
@@ -332,7 +334,7 @@ impl Worker {
 impl Worker {
     fn waiters_parked(&self) -> impl Iterator<Item = &Waiter> {
         let some = self.parked.requests > 0;
-        let models = self.active.iter().filter(move |_| some).filter_map(|digest| self.models.get(digest));
+        let models = self.models.busy().chain(self.models.absent()).filter(move |_| some);
         models.flat_map(|model| &model.waiting).filter(|waiter| waiter.parked.is_some())
     }
 
@@ -355,7 +357,7 @@ impl Worker {
             .collect();
         for request in due {
             let model = self.requests.get(&request).and_then(|digest| self.models.get_mut(digest));
-            let Some(model) = model else { continue };
+            let Some(mut model) = model else { continue };
             let Some(place) = model.waiting.iter().position(|waiter| waiter.request == request) else { continue };
             let waiter = Waiter { class: Priority::Critical, ..model.waiting.remove(place) };
             model.enqueue_first(waiter);

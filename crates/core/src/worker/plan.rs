@@ -11,10 +11,10 @@ use super::{
 use crate::{
     ids::{Digest, PoolName, Priority},
     memory::{Footprint, HOST, MemoryVector},
-    residency::{Charge, Held, Placement, Problem, Standing, held_bytes, place, worth},
+    residency::{Charge, Held, HeldSum, Placement, Problem, Standing, place, worth},
     time::Instant,
 };
-use alloc::{string::ToString, vec, vec::Vec};
+use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
 use core::{cmp::Reverse, time::Duration};
 
 /// A model reloaded right after an eviction stays for this many times its load time (or `minimum_residency`, if that
@@ -22,7 +22,7 @@ use core::{cmp::Reverse, time::Duration};
 const RESIDENCY_PER_REWARM: f64 = 4.0;
 
 /// Whom a newcomer may displace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reach {
     /// Models nobody is using.
     Idle,
@@ -32,11 +32,58 @@ pub(super) enum Reach {
     InUse,
 }
 
+/// Who holds bytes of a pool, as newcomers of a class see them.
+struct View {
+    held: Vec<Held>,
+    /// What no newcomer gets.
+    taken: HeldSum,
+}
+
+impl View {
+    fn new(held: Vec<Held>) -> Self {
+        let taken = held.iter().filter(|one| matches!(one.standing, Standing::Fixed | Standing::Claimed));
+        Self { taken: taken.map(|one| &one.charge).collect(), held }
+    }
+
+    fn claim(&mut self, claim: &Held) {
+        self.taken.add(&claim.charge);
+        self.held.push(claim.clone());
+    }
+
+    /// Whether host memory alone does not forbid it.
+    fn may_fit(&mut self, footprint: &Footprint, artifact: Digest, capacity: &MemoryVector) -> bool {
+        let in_host = Charge::new(footprint, artifact, &[]);
+        self.taken.add(&in_host);
+        let fits = self.taken.total().get(HOST) <= capacity.get(HOST);
+        self.taken.remove(&in_host);
+        fits
+    }
+}
+
+/// What one pass over those who are due has seen. In a pool that is full they are many, and all see the same.
+#[derive(Default)]
+pub(super) struct Views {
+    claims: Vec<(PoolName, Held)>,
+    seen: BTreeMap<(PoolName, Priority, Reach), View>,
+}
+
+impl Views {
+    fn claim(&mut self, pool: PoolName, claim: Held) {
+        self.seen.iter_mut().filter(|((other, ..), _)| *other == pool).for_each(|(_, view)| view.claim(&claim));
+        self.claims.push((pool, claim));
+    }
+
+    /// Somebody's bytes have changed.
+    fn look_again(&mut self) {
+        self.seen.clear();
+    }
+}
+
 impl Worker {
     pub(super) fn plan_loads(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let due = self.due_models(now);
         self.revive_needless_drains(&due);
-        let mut claims: Vec<(PoolName, Held)> = vec![];
+        let mut views = Views::default();
         for digest in due {
             if self.loading_count() >= self.settings.concurrent_loads_max {
                 break;
@@ -49,24 +96,29 @@ impl Worker {
             let asked = model.is_asked_for();
             let footprint = self.peak_to_plan(model);
             let pool = model.spec.pool.clone();
-            if let Some(model) = self.models.get_mut(&digest) {
+            if let Some(mut model) = self.models.get_mut(&digest) {
                 model.impossible = false;
             }
-            match self.find_place(now, digest, &pool, &footprint, &claims) {
+            match self.find_place(now, digest, &pool, &footprint, &mut views) {
                 Some((placement, _)) if !asked && placement.fits_now && placement.victims.is_empty() => {
+                    views.look_again();
                     self.begin_load(now, digest, &pool, &footprint, placement.accelerators, actions);
                 }
                 _ if !asked => self.give_up_restoring(digest, &pool),
                 Some((placement, reach)) => {
+                    views.look_again();
                     self.make_room(now, &placement, reach, actions);
                     if placement.fits_now {
                         self.begin_load(now, digest, &pool, &footprint, placement.accelerators, actions);
                     } else {
-                        claims.push(self.claim(digest, pool, &footprint, &placement.accelerators));
+                        views.claim(pool, self.claim(digest, &footprint, &placement.accelerators));
                     }
                 }
-                None if self.waits_for_parked(digest) => self.refuse_parked_in_vain(digest, actions),
-                None => claims.push(self.claim(digest, pool, &footprint, &[])),
+                None if self.waits_for_parked(digest) => {
+                    views.look_again();
+                    self.refuse_parked_in_vain(digest, actions);
+                }
+                None => views.claim(pool, self.claim(digest, &footprint, &[])),
             }
         }
     }
@@ -75,9 +127,8 @@ impl Worker {
     /// somebody is on the way out, there may be more in a moment.
     fn give_up_restoring(&mut self, digest: Digest, pool: &PoolName) {
         let moving = |model: &Model| model.phase.is_loading() || model.phase.is_leaving();
-        let active = self.active.iter().filter_map(|other| self.models.get(other));
-        let in_motion = active.filter(|other| moving(other)).any(|other| other.spec.pool == *pool);
-        if let Some(model) = self.models.get_mut(&digest) {
+        let in_motion = self.models.busy().filter(|other| moving(other)).any(|other| other.spec.pool == *pool);
+        if let Some(mut model) = self.models.get_mut(&digest) {
             model.restore &= in_motion;
             model.preload &= in_motion;
         }
@@ -88,12 +139,14 @@ impl Worker {
     /// here before a restart; of equals the one that is worth most, then by identity.
     pub(super) fn due_models(&self, now: Instant) -> Vec<Digest> {
         let mut due: Vec<_> = self
-            .active
-            .iter()
-            .filter_map(|digest| self.models.get(digest))
+            .models
+            .absent()
             .filter(|model| !self.draining && model.is_due(now))
             .map(|model| {
-                let worth = worth(self.loss(now, model), 1.0, model.spec.steady.total_bytes());
+                // Whoever has callers is told from all others by them.
+                let told = !model.waiting.is_empty();
+                let loss = if told { 0.0 } else { self.loss(now, model) };
+                let worth = worth(loss, 1.0, model.spec.steady.total_bytes());
                 // The bits of numbers that are not negative are in their order.
                 let least_worth_last = Reverse(worth.to_bits());
                 let order = (!model.is_asked_for(), model.class(), model.first_in_line());
@@ -105,8 +158,7 @@ impl Worker {
     }
 
     pub(super) fn loading_count(&self) -> u32 {
-        let loading = self.active.iter().filter_map(|digest| self.models.get(digest));
-        u32::try_from(loading.filter(|model| model.phase.is_loading()).count()).unwrap_or(u32::MAX)
+        self.models.loading_count()
     }
 
     /// The first placement that works: among idle models if possible, else by draining some in use.
@@ -116,24 +168,45 @@ impl Worker {
         newcomer: Digest,
         pool: &PoolName,
         footprint: &Footprint,
-        claims: &[(PoolName, Held)],
+        views: &mut Views,
     ) -> Option<(Placement, Reach)> {
         let capacity = &self.pools.get(pool)?.capacity;
         let model = self.models.get(&newcomer)?;
         let (artifact, class) = (model.spec.artifact, model.class());
         let caller = model.waiting.first().map(|waiter| Reach::Yielding(waiter.class));
         [Some(Reach::Idle), caller, Some(Reach::InUse)].into_iter().flatten().find_map(|reach| {
-            let mut held = self.held_in(now, pool, class, reach);
-            held.extend(claims.iter().filter(|(other, _)| other == pool).map(|(_, claim)| claim.clone()));
-            let problem = Problem { capacity, held: &held, footprint, artifact };
+            let view = self.view(now, (pool, class, reach), views);
+            if !view.may_fit(footprint, artifact, capacity) {
+                return None;
+            }
+            let problem = Problem { capacity, held: &view.held, footprint, artifact };
             place(&problem).map(|placement| (placement, reach))
         })
     }
 
+    fn view<'a>(
+        &self,
+        now: Instant,
+        (pool, class, reach): (&PoolName, Priority, Reach),
+        views: &'a mut Views,
+    ) -> &'a mut View {
+        let Views { claims, seen } = views;
+        seen.entry((pool.clone(), class, reach)).or_insert_with(|| {
+            let mut view = View::new(self.held_in(now, pool, class, reach));
+            claims.iter().filter(|(other, _)| other == pool).for_each(|(_, claim)| view.claim(claim));
+            view
+        })
+    }
+
+    /// Who holds bytes in a pool, as those see them for whom nobody leaves who is in use.
+    pub(super) fn seen<'a>(&self, now: Instant, pool: &PoolName, class: Priority, views: &'a mut Views) -> &'a [Held] {
+        &self.view(now, (pool, class, Reach::Idle), views).held
+    }
+
     /// Who holds bytes in a pool, as a newcomer of this class sees them.
     pub(super) fn held_in(&self, now: Instant, pool: &PoolName, class: Priority, reach: Reach) -> Vec<Held> {
-        let residents = self.active.iter().filter_map(|digest| self.models.get(digest));
-        residents
+        self.models
+            .active()
             .filter_map(|model| Some((model, model.phase.life()?)))
             .filter(|(_, life)| life.pool == *pool)
             .map(|(model, life)| Held {
@@ -169,8 +242,7 @@ impl Worker {
 
     /// A version that is about to be replaced answers callers until its successor can.
     pub(super) fn has_successor_on_its_way(&self, digest: Digest) -> bool {
-        let mut others = self.active.iter().filter_map(|other| self.models.get(other));
-        others.any(|other| other.predecessor.is_some_and(|(old, _)| old == digest))
+        self.models.has_successor(&digest)
     }
 
     /// What dropping a model would lose, in seconds of rewarming per second; those beyond its target weigh more.
@@ -180,10 +252,10 @@ impl Worker {
             * model.spec.targets.weigh(model.spec.rewarm_seconds)
     }
 
-    fn claim(&self, digest: Digest, pool: PoolName, footprint: &Footprint, devices: &[usize]) -> (PoolName, Held) {
+    fn claim(&self, digest: Digest, footprint: &Footprint, devices: &[usize]) -> Held {
         let artifact = self.models.get(&digest).map_or(digest, |model| model.spec.artifact);
         let charge = Charge::new(footprint, artifact, devices);
-        (pool, Held { digest, charge, standing: Standing::Claimed })
+        Held { digest, charge, standing: Standing::Claimed }
     }
 
     fn make_room(&mut self, now: Instant, placement: &Placement, reach: Reach, actions: &mut Vec<Action>) {
@@ -209,7 +281,7 @@ impl Worker {
         let window = self.settings.thrash_window;
         self.last_generation += 1;
         let generation = Generation(self.last_generation);
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let charge = Charge::new(footprint, model.spec.artifact, &accelerators);
         let life = Life {
             generation,
@@ -273,10 +345,9 @@ impl Worker {
 
     /// What stays in a model's pool whatever happens.
     pub(super) fn pinned_beside(&self, model: &Model) -> Vec<Held> {
-        self.active
-            .iter()
-            .filter_map(|digest| self.models.get(digest))
-            .filter(|other| other.spec.digest != model.spec.digest && other.spec.pin && !other.unwanted)
+        self.models
+            .pinned()
+            .filter(|other| other.spec.digest != model.spec.digest)
             .filter_map(|other| Some((other, other.phase.life()?)))
             .filter(|(_, life)| life.pool == model.spec.pool)
             .map(|(other, life)| Held {
@@ -315,7 +386,7 @@ impl Worker {
             let error = LoadError { message, permanent: matches!(rejection, Rejection::TooLarge { .. }) };
             actions.push(Action::Tell(Fact::LoadRefused { digest, error, retry_after: Duration::ZERO }));
         }
-        if let Some(model) = self.models.get_mut(&digest) {
+        if let Some(mut model) = self.models.get_mut(&digest) {
             model.impossible |= untold;
             (model.wanted, model.restore, model.load_outlives_callers) = (false, false, false);
             (model.preload, model.predecessor) = (false, None);
@@ -326,13 +397,13 @@ impl Worker {
     fn revive_needless_drains(&mut self, due: &[Digest]) {
         let waiting_pools: Vec<PoolName> =
             due.iter().filter_map(|digest| self.models.get(digest)).map(|model| model.spec.pool.clone()).collect();
-        for digest in self.active.clone() {
+        for digest in self.models.busy_digests() {
             let Some(model) = self.models.get(&digest) else { continue };
             let Phase::Draining(life, EvictionReason::Memory) = &model.phase else { continue };
             let needed = waiting_pools.contains(&life.pool) || self.draining || model.forgotten;
             let room = self.overflow(&life.pool, Some(&life.charge)).is_zero();
             let life = life.clone();
-            if let Some(model) = self.models.get_mut(&digest).filter(|_| !needed && room) {
+            if let Some(mut model) = self.models.get_mut(&digest).filter(|_| !needed && room) {
                 model.phase = Phase::Ready(life);
             }
         }
@@ -340,17 +411,8 @@ impl Worker {
 
     /// Bytes held in a pool beyond its capacity, what is leaving not counted, with somebody more if so.
     pub(super) fn overflow(&self, pool: &PoolName, more: Option<&Charge>) -> MemoryVector {
-        let staying = self
-            .active
-            .iter()
-            .filter_map(|digest| self.models.get(digest))
-            .filter(|model| !model.phase.is_leaving())
-            .filter_map(|model| model.phase.life())
-            .filter(|life| life.pool == *pool)
-            .map(|life| &life.charge);
         let capacity = self.pools.get(pool).map(|pool| pool.capacity.clone()).unwrap_or_default();
-        let parked = self.parked_in(pool).map(|held| held.charge);
-        held_bytes(staying.chain(more).chain(&parked)).saturating_sub(&capacity)
+        self.held_with(pool, true, more).saturating_sub(&capacity)
     }
 
     /// A model turned out larger than thought: the deficit leaves, cheapest first, never the one just loaded.
@@ -377,8 +439,8 @@ impl Worker {
     }
 
     fn newest_ready(&self, pool: &PoolName) -> Option<Digest> {
-        let ready = self.active.iter().filter_map(|digest| self.models.get(digest));
-        ready
+        self.models
+            .active()
             .filter_map(|model| match &model.phase {
                 Phase::Ready(life) if life.pool == *pool => Some((life.generation, model.spec.digest)),
                 _ => None,

@@ -5,6 +5,7 @@
 use super::{
     Worker,
     model::{Model, Phase},
+    plan::Views,
     protocol::{Action, EvictionReason, Fact, PreloadOutcome},
 };
 use crate::{
@@ -33,7 +34,11 @@ pub(super) struct Agenda {
     openings: BTreeSet<(Instant, Digest)>,
     /// Ends of the windows that are open.
     closings: BTreeSet<(Instant, Digest)>,
+    /// When something was looked for last and nothing found.
     looked_at: Instant,
+    /// Models that could be loaded ahead, the best last, as they were weighed last.
+    candidates: Vec<Digest>,
+    weighed_at: Instant,
     /// What the clock on the wall said, and when.
     wall: Option<(Instant, WallTime)>,
     /// The quarter of an hour of the last event.
@@ -75,13 +80,14 @@ impl Worker {
         }
         // After a clock was set or a sleep, nobody knows what would have come.
         let watched = old.leads_to(new) && asleep.is_zero();
-        let digests: Vec<Digest> = self.models.keys().copied().collect();
-        for digest in digests {
-            let Some(model) = self.models.get_mut(&digest).filter(|model| !model.forecast.is_empty()) else { continue };
+        for digest in self.models.digests() {
+            let model = self.models.get_mut(&digest);
+            let Some(mut model) = model.filter(|model| !model.forecast.is_empty()) else { continue };
             model.forecast.slept(asleep);
             if old != new {
                 model.forecast.close_slot(old, watched);
             }
+            drop(model);
             self.put_on_agenda(now, digest);
         }
     }
@@ -89,11 +95,12 @@ impl Worker {
     /// Something has changed what is expected of a model.
     pub(super) fn put_on_agenda(&mut self, now: Instant, digest: Digest) {
         let moment = self.moment(now);
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         let lead = Duration::from_secs_f64((LEAD_PER_REWARM * model.spec.rewarm_seconds).clamp(0.0, 3_600.0));
         let due = model.forecast.due(moment).filter(|_| !model.forgotten);
         let window = due.map(|(from, until, _)| (from - lead, until));
         let old = core::mem::replace(&mut model.window, window);
+        model.window_is_open = false;
         self.agenda.remove(digest, old);
         if let Some((from, _)) = window {
             self.agenda.openings.insert((from, digest));
@@ -105,7 +112,10 @@ impl Worker {
         self.turn_slot(now, Duration::ZERO);
         while let Some((at, digest)) = self.agenda.openings.first().copied().filter(|(at, _)| *at <= now) {
             self.agenda.openings.remove(&(at, digest));
-            if let Some((_, until)) = self.models.get(&digest).and_then(|model| model.window) {
+            if let Some(mut model) = self.models.get_mut(&digest)
+                && let Some((_, until)) = model.window
+            {
+                model.window_is_open = true;
                 self.agenda.closings.insert((until, digest));
             }
         }
@@ -119,40 +129,68 @@ impl Worker {
     pub(super) fn preload_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.turn_agenda(now);
         let idle_loader = self.loading_count() < self.settings.concurrent_loads_max;
-        let early = self.agenda.looked_at + LOOK_INTERVAL > now && self.agenda.looked_at != Instant::ZERO;
-        if self.draining || early || !idle_loader || self.agenda.closings.is_empty() || self.load_is_waited_for(now) {
+        let recently = |at: Instant| at + LOOK_INTERVAL > now && at != Instant::ZERO;
+        let idle = !recently(self.agenda.looked_at) && idle_loader && !self.draining;
+        if !idle || self.models.due_and_absent().next().is_none() || self.load_is_waited_for(now) {
             return;
         }
-        let due = self.agenda.closings.iter().map(|(_, digest)| *digest);
-        let mut candidates: Vec<(f64, Digest)> = due.filter_map(|digest| self.candidate(now, digest)).collect();
-        candidates.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(one.cmp(other)));
-        for (worth, digest) in candidates.into_iter().take(TRIED_MAX) {
-            if self.preload(now, digest, worth, actions) {
+        if self.agenda.candidates.is_empty() || !recently(self.agenda.weighed_at) {
+            self.weigh_candidates(now);
+        }
+        let mut views = Views::default();
+        let mut tried = 0;
+        while tried < TRIED_MAX
+            && let Some(digest) = self.agenda.candidates.pop()
+        {
+            let Some(worth) = self.models.get(&digest).and_then(|model| self.worth_of_candidate(now, model)) else {
+                continue;
+            };
+            if self.preload(now, digest, worth, &mut views, actions) {
                 // What comes next is looked for as soon as there is a load slot.
                 return;
             }
+            tried += 1;
         }
+        self.agenda.candidates.clear();
         self.agenda.looked_at = now;
     }
 
-    fn load_is_waited_for(&self, now: Instant) -> bool {
-        self.active.iter().filter_map(|digest| self.models.get(digest)).any(|model| model.is_due(now))
+    /// Puts those in order that could be loaded ahead. That takes a look at all of them, so it holds for a while: each load
+    /// slot that is free in it is for the next of them.
+    fn weigh_candidates(&mut self, now: Instant) {
+        let due = self.models.due_and_absent();
+        let worths = due.filter_map(|model| Some((self.worth_of_candidate(now, model)?, model.spec.digest)));
+        let mut candidates: Vec<(f64, Digest)> = worths.collect();
+        // The best is the last.
+        candidates.sort_by(|(a, one), (b, other)| a.total_cmp(b).then(other.cmp(one)));
+        self.agenda.candidates = candidates.into_iter().map(|(_, digest)| digest).collect();
+        self.agenda.weighed_at = now;
     }
 
-    fn candidate(&self, now: Instant, digest: Digest) -> Option<(f64, Digest)> {
-        let model = self.models.get(&digest)?;
+    fn load_is_waited_for(&self, now: Instant) -> bool {
+        self.models.absent().any(|model| model.is_due(now))
+    }
+
+    fn worth_of_candidate(&self, now: Instant, model: &Model) -> Option<f64> {
         let absent = model.phase == Phase::Absent && !model.forgotten && !model.unwanted;
         let possible = absent && !model.preload && model.backoff.paused(now).is_none();
-        possible.then(|| (worth(self.loss(now, model), 1.0, model.spec.steady.total_bytes()), digest))
+        possible.then(|| worth(self.loss(now, model), 1.0, model.spec.steady.total_bytes()))
     }
 
     /// Whether room could be made for it at the cost of nothing that is worth nearly as much.
-    fn preload(&mut self, now: Instant, digest: Digest, worth_of_it: f64, actions: &mut Vec<Action>) -> bool {
+    fn preload(
+        &mut self,
+        now: Instant,
+        digest: Digest,
+        worth_of_it: f64,
+        views: &mut Views,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let Some(model) = self.models.get(&digest).filter(|model| self.hopeless(model).is_none()) else { return false };
         let (pool, footprint, artifact) = (model.spec.pool.clone(), self.peak_to_plan(model), model.spec.artifact);
         let loss_of_it = self.loss(now, model);
         let Some(capacity) = self.pools.get(&pool).map(|pool| pool.capacity.clone()) else { return false };
-        let mut held = self.held_in(now, &pool, model.spec.priority, super::plan::Reach::Idle);
+        let mut held = self.seen(now, &pool, model.spec.priority, views).to_vec();
         for holder in &mut held {
             let bytes = holder.charge.private.total() + holder.charge.shared_host_bytes;
             if let Standing::Evictable { loss } = holder.standing
@@ -169,8 +207,8 @@ impl Worker {
         for victim in &placement.victims {
             self.stop(now, *victim, EvictionReason::Memory, actions);
         }
-        self.active.insert(digest);
-        if let Some(model) = self.models.get_mut(&digest) {
+        self.models.activate(digest);
+        if let Some(mut model) = self.models.get_mut(&digest) {
             model.preload = true;
         }
         if placement.fits_now {
@@ -181,19 +219,18 @@ impl Worker {
 
     /// A caller waits for a load that cannot begin: preloads under way are given up for it. Whether there were any.
     pub(super) fn yield_to_callers(&mut self, now: Instant, actions: &mut Vec<Action>) -> bool {
-        let models = || self.active.iter().filter_map(|digest| self.models.get(digest));
         let ahead = |model: &&Model| model.phase.is_loading() && model.preload && !model.is_asked_for();
-        if models().find(ahead).is_none() {
+        if !self.models.busy().any(|model| ahead(&model)) {
             return false;
         }
         let no_slot = self.loading_count() >= self.settings.concurrent_loads_max;
-        let waiting = models().filter(|model| model.is_due(now) && !model.waiting.is_empty());
+        let waiting = self.models.absent().filter(|model| model.is_due(now) && !model.waiting.is_empty());
         let lacking = waiting.filter(|model| no_slot || self.lacks_room(now, model));
         let pools: Vec<_> = lacking.map(|model| model.spec.pool.clone()).collect();
         if pools.is_empty() {
             return false;
         }
-        let given_up = models().filter(ahead).filter(|model| no_slot || pools.contains(&model.spec.pool));
+        let given_up = self.models.busy().filter(ahead).filter(|model| no_slot || pools.contains(&model.spec.pool));
         let given_up: Vec<Digest> = given_up.map(|model| model.spec.digest).collect();
         for digest in &given_up {
             self.abandon_load(now, *digest, EvictionReason::Abandoned, actions);
@@ -202,30 +239,21 @@ impl Worker {
     }
 
     fn lacks_room(&self, now: Instant, model: &Model) -> bool {
-        self.find_place(now, model.spec.digest, &model.spec.pool, &self.peak_to_plan(model), &[]).is_none()
+        let (digest, footprint) = (model.spec.digest, self.peak_to_plan(model));
+        self.find_place(now, digest, &model.spec.pool, &footprint, &mut Views::default()).is_none()
     }
 
     /// When the next window opens or closes, or what is due and absent is looked at again.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let agenda = &self.agenda;
         let turns = agenda.openings.first().into_iter().chain(agenda.closings.first()).map(|(at, _)| *at);
-        let absent = |(_, digest): &&(Instant, Digest)| {
-            self.models.get(digest).is_some_and(|model| model.phase == Phase::Absent)
-        };
-        let again = agenda.closings.iter().find(absent).map(|_| agenda.looked_at + LOOK_INTERVAL);
+        let again = self.models.due_and_absent().next().map(|_| agenda.looked_at + LOOK_INTERVAL);
         let slot = agenda.wall_at(self.now).map(|wall| self.now + wall.until_next_bin());
         turns.chain(again).chain(slot).min()
     }
 }
 
 impl Model {
-    /// It was loaded because it is due and still is, or its schedule says so: its keep-alive does not count yet.
-    pub(super) fn is_awaited(&self, now: Instant) -> bool {
-        let ahead = self.phase.life().is_some_and(|life| life.ahead);
-        let due = self.window.is_some_and(|(_, until)| now < until);
-        ahead && due || self.forecast.is_scheduled()
-    }
-
     /// Whether it was loaded ahead of any request; asked once.
     pub(super) fn take_ahead(&mut self) -> bool {
         self.phase.life_mut().is_some_and(|life| core::mem::take(&mut life.ahead))

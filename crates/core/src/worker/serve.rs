@@ -13,7 +13,7 @@ impl Worker {
     /// Starts what can be started, and tells engines their threads before their work.
     pub(super) fn serve_ready(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let mut starts = Vec::new();
-        for digest in self.active.clone() {
+        for digest in self.models.busy_digests() {
             self.start_waiting(now, digest, &mut starts);
         }
         for (digest, threads) in self.threads.settle(now) {
@@ -26,7 +26,11 @@ impl Worker {
     }
 
     fn start_waiting(&mut self, now: Instant, digest: Digest, starts: &mut Vec<Action>) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        if self.models.get(&digest).is_none_or(|model| model.waiting.is_empty()) {
+            return;
+        }
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
+        let model = &mut *model;
         let Phase::Ready(life) = &mut model.phase else { return };
         let generation = life.generation;
         while model.running.len() < life.parallel && !model.waiting.is_empty() {
@@ -57,13 +61,15 @@ impl Worker {
         reason: EvictionReason,
         actions: &mut Vec<Action>,
     ) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
-        if let Phase::Ready(life) = &model.phase {
-            if model.running.is_empty() {
-                self.stop(now, digest, reason, actions);
-            } else {
-                model.phase = Phase::Draining(life.clone(), reason);
-            }
+        let Some(model) = self.models.get(&digest) else { return };
+        let Phase::Ready(life) = &model.phase else { return };
+        if model.running.is_empty() {
+            self.stop(now, digest, reason, actions);
+            return;
+        }
+        let phase = Phase::Draining(life.clone(), reason);
+        if let Some(mut model) = self.models.get_mut(&digest) {
+            model.phase = phase;
         }
     }
 
@@ -95,7 +101,7 @@ impl Worker {
         (reason, killed): (EvictionReason, bool),
         actions: &mut Vec<Action>,
     ) {
-        if let Some(model) = self.models.get_mut(&digest) {
+        if let Some(mut model) = self.models.get_mut(&digest) {
             model.phase = Phase::Unloading { life: Life { since: now, ..life }, reason, killed };
             model.judge_preload(PreloadOutcome::Wasted, actions);
             self.threads.leave(digest);
@@ -110,19 +116,21 @@ impl Worker {
         reason: EvictionReason,
         actions: &mut Vec<Action>,
     ) {
-        let Some(model) = self.models.get_mut(&digest) else { return };
+        let Some(mut model) = self.models.get_mut(&digest) else { return };
         model.preload = false;
         if matches!(model.phase, Phase::Verifying(_)) {
             model.judge_preload(PreloadOutcome::Wasted, actions);
             model.phase = Phase::Absent;
         } else {
+            drop(model);
             self.kill(now, digest, reason, actions);
         }
     }
 
     /// Drained models that have fallen idle leave; so does everything that is no longer configured or wanted.
     pub(super) fn unload_leaving(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        for digest in self.active.clone() {
+        let concerned = if self.draining { self.models.resident_digests() } else { self.models.busy_digests() };
+        for digest in concerned {
             let Some(model) = self.models.get(&digest) else { continue };
             let reason = match &model.phase {
                 Phase::Draining(_, reason) => Some(*reason),

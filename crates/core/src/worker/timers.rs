@@ -7,10 +7,6 @@ use super::{
 };
 use crate::{ids::Digest, time::Instant};
 use alloc::{format, vec::Vec};
-use core::time::Duration;
-
-/// Engines are not measured more often than this, whatever the settings say.
-const MEASURE_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Something that becomes true at a known time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +21,7 @@ enum Expiry {
 
 impl Worker {
     pub(super) fn expire(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        for digest in self.active.clone() {
+        for digest in self.models.awake(now) {
             while let Some((_, expiry)) = self
                 .models
                 .get(&digest)
@@ -58,7 +54,7 @@ impl Worker {
                 self.note_failed_load(now, digest, LoadError { message, permanent: false }, actions);
             }
             Expiry::StopIgnored => {
-                let Some(model) = self.models.get_mut(&digest) else { return };
+                let Some(mut model) = self.models.get_mut(&digest) else { return };
                 if let Phase::Unloading { life, killed, .. } = &mut model.phase {
                     *killed = true;
                     actions.push(Action::Kill { digest, generation: life.generation });
@@ -73,7 +69,8 @@ impl Worker {
             }
             Expiry::KeepAliveOver => self.stop(now, digest, EvictionReason::KeepAlive, actions),
             Expiry::MeasureDue => {
-                let Some(life) = self.models.get_mut(&digest).and_then(|model| model.phase.life_mut()) else { return };
+                let Some(mut model) = self.models.get_mut(&digest) else { return };
+                let Some(life) = model.phase.life_mut() else { return };
                 life.measured_at = now;
                 actions.push(Action::Measure { digest, generation: life.generation });
             }
@@ -94,50 +91,37 @@ impl Worker {
             Phase::Unloading { killed: true, .. } => [None, None],
             Phase::Unloading { life, .. } => [Some((life.since + settings.stop_deadline, Expiry::StopIgnored)), None],
             Phase::Ready(life) | Phase::Draining(life, _) => {
-                let interval = settings.measure_interval.max(MEASURE_INTERVAL_MIN);
-                let measure = Some((life.measured_at + interval, Expiry::MeasureDue));
+                let measure = Some((life.measured_at + self.models.rules().measure_interval, Expiry::MeasureDue));
                 if !model.is_idle() {
                     // An engine that shares the cores makes its steps in its turns only.
                     let deadline = settings.hang_deadline.saturating_mul(self.threads.rounds());
                     return [Some((life.last_progress + deadline, Expiry::Hanging)), measure];
                 }
-                let kept = model.spec.pin
-                    || model.is_awaited(self.now)
-                    || !matches!(model.phase, Phase::Ready(_))
-                    || !model.waiting.is_empty()
-                    || self.has_successor_on_its_way(model.spec.digest);
-                let keep_alive = model.spec.keep_alive.filter(|_| !kept);
-                let idle_since = model.last_used.unwrap_or(life.since).max(life.since);
-                [keep_alive.map(|keep_alive| (idle_since + keep_alive, Expiry::KeepAliveOver)), measure]
+                let ends = model.keep_alive_ends(self.models.has_successor(&model.spec.digest));
+                [ends.map(|at| (at, Expiry::KeepAliveOver)), measure]
             }
         }
     }
 
     pub(super) fn earliest_timer(&self) -> Option<Instant> {
-        let active = self.active.iter().filter_map(|digest| self.models.get(digest));
-        let own = active.clone().flat_map(|model| self.expiries(model).into_iter().flatten().map(|(at, _)| at));
-        let pauses = active.clone().filter_map(|model| model.backoff.until().filter(|_| model.phase == Phase::Absent));
+        let at_work = self.models.busy().chain(self.models.absent().filter(|model| model.predecessor.is_some()));
+        let own = at_work.flat_map(|model| self.expiries(model).into_iter().flatten().map(|(at, _)| at));
         let all = own
-            .chain(pauses)
             .chain(self.next_look())
-            .chain(self.protections())
             .chain(self.threads.next_timer())
-            .chain(self.parked_too_long());
-        // What has already passed was acted on, or waits for something else than time.
-        all.filter(|at| *at > self.now).min()
+            .chain(self.parked_too_long())
+            // What has already passed was acted on, or waits for something else than time.
+            .filter(|at| *at > self.now);
+        let listed = [
+            self.models.next_wake(self.now),
+            self.models.next_end_of_pause(self.now),
+            // While somebody waits for memory, the ends of what protects others from making room.
+            self.models.next_end_of_protection(self.now).filter(|_| self.memory_is_waited_for()),
+        ];
+        all.chain(listed.into_iter().flatten()).min()
     }
 
-    /// While somebody waits for memory, the ends of what protects others from making room.
-    fn protections(&self) -> impl Iterator<Item = Instant> {
-        let waiting = self
-            .active
-            .iter()
-            .filter_map(|digest| self.models.get(digest))
-            .any(|model| model.phase == Phase::Absent && !model.waiting.is_empty());
-        let residents = self.active.iter().filter_map(|digest| self.models.get(digest)).filter(move |_| waiting);
-        residents.filter_map(|model| Some((model, model.phase.life()?))).flat_map(|(model, life)| {
-            let by_class = model.last_used.unwrap_or(life.since) + self.settings.priority_protection;
-            [life.protected_until, by_class]
-        })
+    fn memory_is_waited_for(&self) -> bool {
+        self.models.absent().any(|model| !model.waiting.is_empty())
     }
 }

@@ -66,8 +66,7 @@ impl Worker {
 
     /// Who holds which bytes, and who waits: one line for each model that is not merely catalogued.
     pub fn ledger(&self, now: Instant) -> Vec<LedgerLine> {
-        let active = self.active.iter().filter_map(|digest| self.models.get(digest));
-        active.map(|model| self.ledger_line(now, model)).collect()
+        self.models.active().map(|model| self.ledger_line(now, model)).collect()
     }
 
     fn ledger_line(&self, now: Instant, model: &Model) -> LedgerLine {
@@ -126,9 +125,8 @@ impl Worker {
         pool: &'a PoolName,
         wanted: &'a [fn(&Phase) -> bool],
     ) -> impl Iterator<Item = &'a Charge> {
-        self.active
-            .iter()
-            .filter_map(|digest| self.models.get(digest))
+        self.models
+            .active()
             .filter(move |model| wanted.iter().any(|matches| matches(&model.phase)))
             .filter_map(|model| model.phase.life())
             .filter(move |life| life.pool == *pool)
@@ -137,14 +135,28 @@ impl Worker {
 
     /// Bytes held in a pool right now, whatever their state.
     pub(super) fn held_in_pool(&self, pool: &PoolName) -> MemoryVector {
+        self.held_with(pool, false, None)
+    }
+
+    /// Bytes held in a pool by those that stay, or by all, with somebody more if so.
+    pub(super) fn held_with(&self, pool: &PoolName, is_staying: bool, more: Option<&Charge>) -> MemoryVector {
         let parked = self.parked_in(pool).map(|held| held.charge);
-        held_bytes(self.charges_in(pool, &[|phase| *phase != Phase::Absent]).chain(&parked))
+        let mut others = more.into_iter().chain(&parked).peekable();
+        match self.models.held(pool, is_staying) {
+            Some(held) if others.peek().is_none() => held.total(),
+            Some(held) => {
+                let mut held = held.clone();
+                others.for_each(|charge| held.add(charge));
+                held.total()
+            }
+            None => held_bytes(others),
+        }
     }
 
     /// How long the longest waiting caller of a model that is not ready has waited.
     pub fn oldest_pending_load(&self, now: Instant) -> Duration {
-        let active = self.active.iter().filter_map(|digest| self.models.get(digest));
-        let pending = active.filter(|model| !matches!(model.phase, Phase::Ready(_)));
+        let at_work = self.models.busy().chain(self.models.absent());
+        let pending = at_work.filter(|model| !matches!(model.phase, Phase::Ready(_)));
         pending.filter_map(Model::waiting_since).map(|since| now.since(since)).max().unwrap_or_default()
     }
 
