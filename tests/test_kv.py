@@ -277,6 +277,10 @@ def test_prompts_are_not_readable_on_an_encrypted_disk(pool, models, tmp_path):
         server.stop()
 
 
+def content(place):
+    return b"".join(path.read_bytes() for path in place.iterdir() if path.is_file() and path.name != "lock")
+
+
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_what_is_cleared_is_nowhere_any_more(pool, models, expected, tmp_path, encrypt):
     place = tmp_path / "kv"
@@ -286,15 +290,34 @@ def test_what_is_cleared_is_nowhere_any_more(pool, models, expected, tmp_path, e
     wait_for_blocks(server, BLOCKS, "disk")
     shown = server.cli_json("kv", "clear")
     assert [(one["host_blocks"], one["disk_blocks"]) for one in shown["models"]] == [(0, 0)]
-
-    def content():
-        return b"".join(path.read_bytes() for path in place.iterdir() if path.is_file() and path.name != "lock")
-    warmset.wait_for(lambda: b"warmKV1" not in content() and kv(server)["disk_bytes"] < 1 << 20, lambda: kv(server))
+    assert b"warmKV1" not in content(place) and kv(server)["disk_bytes"] < 1 << 20, "when that is answered it is done"
     assert ask(server, tokens) == (expected(tokens), 0), "its engine has forgotten it, too"
+    wait_for_blocks(server, BLOCKS, "disk")
+    server.cli_json("kv", "clear")
+    server.kill()
+    server.start()
+    assert ask(server, tokens) == (expected(tokens), 0), "whatever happens right behind the answer"
     wait_for_blocks(server, BLOCKS, "disk")
     server.stop()
     server.start()
     assert ask(server, tokens) == (expected(tokens), BLOCKS * BLOCK_TOKENS), "what came after it is kept"
+
+
+def test_what_was_asked_of_a_model_that_is_removed_goes_with_it(pool, models, expected, tmp_path):
+    place = tmp_path / "kv"
+    server = pool(models=[model(models)], kv={"dir": str(place), "disk": 256 << 20, "disk_free": 0})
+    tokens = prompt(71, TOKENS)
+    ask(server, tokens)
+    wait_for_blocks(server, BLOCKS, "disk")
+    server.stop()
+    # Its KV was not in use since the server began: a note beside the blocks says whose it is.
+    server.start()
+    server.cli_json("model", "remove", NAME)
+    assert b"warmKV1" not in content(place) and not list(place.glob("*.model")), "when that is answered it is done"
+    assert kv(server)["blocks"] == 0
+    server.kill()
+    server.start()
+    assert ask(server, tokens)[1] == 0, "the configuration brings the model back, and nothing that was asked of it"
 
 
 def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, tmp_path):

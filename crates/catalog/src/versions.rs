@@ -13,7 +13,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use warmset_core::{Digest, ModelName, rollout::Canary};
 
 /// Versions one model may have.
@@ -99,6 +99,12 @@ impl Catalog {
             sqlx::AssertSqlSafe(format!("{SELECT} WHERE model = ? ORDER BY added_unix_milliseconds, versions.rowid"));
         let rows = sqlx::query(sql).bind(model.as_str()).fetch_all(&self.pool).await?;
         rows.iter().map(read_version).collect()
+    }
+
+    /// Of all versions of all models.
+    pub async fn digests(&self) -> Result<BTreeSet<Digest>, CatalogError> {
+        let rows = sqlx::query("SELECT digest FROM versions").fetch_all(&self.pool).await?;
+        rows.iter().map(|row| digest_at(row, "digest")).collect()
     }
 
     /// The version with this digest, whichever model it belongs to.

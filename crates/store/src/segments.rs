@@ -349,6 +349,16 @@ impl Segments {
         Ok(Purged { dropped, key_destroyed, is_complete: recovered && cleared })
     }
 
+    /// Waits, with patience, until all that is in the directory was found. Whether it was.
+    pub fn wait_until_found(&self) -> bool {
+        self.inner.wait_for(|table| table.is_complete, PATIENCE)
+    }
+
+    /// Waits, with patience, until what was given up has left the disk. Whether it has.
+    pub fn wait_until_cleared(&self) -> bool {
+        self.inner.queue.clear_and_wait(PATIENCE)
+    }
+
     /// What each segment holds, in the order of their numbers.
     pub fn segments(&self) -> Vec<SegmentUse> {
         self.inner.table().segments()
@@ -413,6 +423,9 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
     }
 }
 
+/// No segment that was written here has this number or a higher one: a file of such a name is somebody else's.
+const SEGMENT_NUMBER_END: u32 = 1 << 31;
+
 /// The name of a segment's file.
 pub(crate) fn segment_name(segment: u32) -> String {
     format!("{segment:08x}.segment")
@@ -421,5 +434,6 @@ pub(crate) fn segment_name(segment: u32) -> String {
 /// The number of the segment that has this name, exactly.
 pub(crate) fn segment_number(name: &str) -> Option<u32> {
     let number = u32::from_str_radix(name.strip_suffix(".segment")?, 16).ok()?;
-    (segment_name(number) == name).then_some(number)
+    // Numbers only grow: so there are always some left.
+    (number < SEGMENT_NUMBER_END && segment_name(number) == name).then_some(number)
 }

@@ -217,6 +217,7 @@ impl Server {
         self.agent.forget(model.digest);
         self.schedules.set(model.digest, &[]);
         self.artifacts.forget(&model.digest);
+        crate::kv::forget_removed(self).await;
         Ok(json!({ "name": model.name, "digest": model.digest, "removed": true }))
     }
 
@@ -261,6 +262,7 @@ impl Server {
                     return Err(anyhow!("{name} is being promoted right now: remove the version afterwards"));
                 };
                 let version = self.repository.remove_version(name, digest).await?;
+                crate::kv::forget_removed(self).await;
                 Ok(json!({ "name": version.model, "digest": version.digest, "removed": true }))
             }
             _ => Err(NoSuchAction(action.to_owned()).into()),

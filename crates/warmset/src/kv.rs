@@ -88,10 +88,22 @@ fn disk(options: &KvOptions, data: &Path, host_bytes_max: Bytes) -> Result<Optio
 /// Forgets every prompt that was asked until now, wherever it is kept.
 pub(crate) async fn clear(server: &Server) -> Result<Value> {
     if let Some(kv) = &server.kv {
-        kv.purge(TrustDomain::named(TRUST_DOMAIN));
-        tracing::info!("all KV is cleared, as the operator wants");
+        kv.purge(TrustDomain::named(TRUST_DOMAIN)).await?;
+        tracing::info!("all KV was cleared, as the operator wants");
     }
     document(server).await
+}
+
+/// Forgets what is kept of models that are not known any more: what was asked of them goes with them.
+pub(crate) async fn forget_removed(server: &Server) {
+    let Some(kv) = &server.kv else { return };
+    let forgotten = match server.repository.catalog.digests().await {
+        Ok(digests) => kv.forget_all_but(digests).await.map_err(anyhow::Error::from),
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = forgotten {
+        tracing::warn!("KV of models that were removed is cleared by the next start: {error:#}");
+    }
 }
 
 /// What `GET /admin/v1/kv` answers.

@@ -134,6 +134,7 @@ impl Server {
             self.agent.forget(gone.digest);
             self.artifacts.forget(&gone.digest);
         }
+        crate::kv::forget_removed(self).await;
         Ok(reloading)
     }
 

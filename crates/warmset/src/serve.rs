@@ -299,6 +299,9 @@ async fn start(
     // First the time: what is remembered is weighed by it.
     clockwork::follow(server.agent.clone(), server.schedules.clone());
     warmth::follow(server.clone(), plan.config.residency.restore.unwrap_or(true)).await;
+    // It waits for the disk, and nobody for it.
+    let forgetting = Arc::clone(&server);
+    tokio::spawn(async move { kv::forget_removed(&forgetting).await });
     resume(&server).await;
     Ok((server, recording))
 }

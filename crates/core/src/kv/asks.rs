@@ -288,7 +288,7 @@ impl Tier {
         let worth = worth::of_class(class, self.now.since(block.used_at));
         let Some(slot) = self.slot_for(model, worth, actions) else { return false };
         self.index.set_slot(number, slot);
-        self.index.get_mut(number).work = Work::Reading;
+        self.index.set_work(number, Work::Reading);
         self.reorder(number);
         let domain = self.roots[usize::from(root)].domain;
         actions.push(Action::Read { block: number, identity, domain, key: *key, place, slot });
@@ -308,7 +308,7 @@ impl Tier {
         if self.index.get(number).work != Work::Reading {
             return;
         }
-        self.index.get_mut(number).work = Work::Nothing;
+        self.index.set_work(number, Work::Nothing);
         if let Some(ReadFailure { reason, slot_is_held, is_lost }) = failure {
             self.rejected.count(&reason);
             if slot_is_held {

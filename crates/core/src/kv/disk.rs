@@ -143,7 +143,7 @@ impl Tier {
         }
         self.disk.allowance_bytes = (self.disk.allowance_bytes - bytes as f64).max(0.0);
         self.disk.queued_bytes += bytes;
-        self.index.get_mut(number).work = Work::Writing;
+        self.index.set_work(number, Work::Writing);
         self.reorder(number);
         let identity = self.known[usize::from(model)].identity;
         actions.push(Action::Write { block: number, identity, slot });
@@ -183,7 +183,7 @@ impl Tier {
         let bytes = self.host.arenas.get(&model).map_or(0, |arena| arena.slot_bytes);
         self.disk.queued_bytes = self.disk.queued_bytes.saturating_sub(bytes);
         (self.disk.others_bytes, self.disk.others_at) = (others_bytes, now);
-        self.index.get_mut(number).work = Work::Nothing;
+        self.index.set_work(number, Work::Nothing);
         match outcome {
             Ok(place) => {
                 self.disk.write.observe(bytes, seconds);
@@ -247,8 +247,9 @@ impl Tier {
     ) {
         (self.disk.others_bytes, self.disk.others_at) = (others_bytes, now);
         for found in blocks {
-            let root = self.known(found.identity, found.payload_bytes).and_then(|model| self.root(model, found.domain));
-            let Some(root) = root else {
+            let model = self.known(found.identity, found.payload_bytes);
+            let model = model.filter(|model| !self.known[usize::from(*model)].is_removed);
+            let Some(root) = model.and_then(|model| self.root(model, found.domain)) else {
                 actions.push(Action::Retire { place: found.place });
                 continue;
             };

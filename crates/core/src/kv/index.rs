@@ -94,6 +94,28 @@ pub const INDEX_BYTES_PER_BLOCK: usize =
     size_of::<Block>() + 2 * (size_of::<u32>() + 1) + size_of::<(Instant, BlockNumber)>() * 3 / 2;
 const _: () = assert!(INDEX_BYTES_PER_BLOCK <= 128);
 
+/// How many blocks lie where.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) host: u64,
+    pub(super) disk: u64,
+    pub(super) anywhere: u64,
+}
+
+impl Counts {
+    fn of(block: &Block) -> Self {
+        let (host, disk) = (block.in_host(), block.on_disk());
+        Self { host: u64::from(host), disk: u64::from(disk), anywhere: u64::from(host || disk) }
+    }
+
+    /// One count more, another less.
+    fn change(&mut self, more: Self, less: Self) {
+        self.host = self.host + more.host - less.host;
+        self.disk = self.disk + more.disk - less.disk;
+        self.anywhere = self.anywhere + more.anywhere - less.anywhere;
+    }
+}
+
 /// The blocks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
@@ -102,6 +124,8 @@ pub(super) struct Index {
     free: Vec<BlockNumber>,
     /// Blocks that are remembered, the first to be forgotten first: with the last use that is remembered.
     ghosts: VecDeque<(BlockNumber, Instant)>,
+    /// By root.
+    counts: Vec<Counts>,
 }
 
 fn hash(key: BlockKeyShort) -> u64 {
@@ -184,12 +208,35 @@ impl Index {
         parent.disk_children += u32::from(on_disk);
     }
 
+    /// Changes where a block lies, and counts it there.
+    fn change(&mut self, number: BlockNumber, change: impl FnOnce(&mut Block)) {
+        let block = &mut self.blocks[number as usize];
+        let (before, root) = (Counts::of(block), usize::from(block.root));
+        change(block);
+        if self.counts.len() <= root {
+            self.counts.resize(root + 1, Counts::default());
+        }
+        self.counts[root].change(Counts::of(block), before);
+    }
+
+    /// How many blocks of each root lie where. Roots beyond the end have none.
+    pub(super) fn counts(&self) -> &[Counts] {
+        &self.counts
+    }
+
+    /// Something begins or ends that is done with a block.
+    pub(super) fn set_work(&mut self, number: BlockNumber, work: Work) {
+        self.change(number, |block| block.work = work);
+    }
+
     /// Gives a block a slot or takes it away.
     pub(super) fn set_slot(&mut self, number: BlockNumber, slot: u32) {
-        let block = &mut self.blocks[number as usize];
+        let block = &self.blocks[number as usize];
         let (had, has, parent) = (block.slot != NONE, slot != NONE, block.parent);
-        block.slot = slot;
-        block.remembered &= !has;
+        self.change(number, |block| {
+            block.slot = slot;
+            block.remembered &= !has;
+        });
         if parent != NONE && had != has {
             let children = &mut self.blocks[parent as usize].host_children;
             *children = if has { *children + 1 } else { children.saturating_sub(1) };
@@ -198,10 +245,12 @@ impl Index {
 
     /// Gives a block a place on disk or takes it away.
     pub(super) fn set_disk_place(&mut self, number: BlockNumber, place: Option<DiskPlace>) {
-        let block = &mut self.blocks[number as usize];
+        let block = &self.blocks[number as usize];
         let (had, parent) = (block.on_disk(), block.parent);
-        (block.segment, block.page) = place.map_or((NONE, 0), |place| (place.segment, place.page));
-        block.remembered &= place.is_none();
+        self.change(number, |block| {
+            (block.segment, block.page) = place.map_or((NONE, 0), |place| (place.segment, place.page));
+            block.remembered &= place.is_none();
+        });
         if parent != NONE && had != place.is_some() {
             let children = &mut self.blocks[parent as usize].disk_children;
             *children = if had { children.saturating_sub(1) } else { *children + 1 };

@@ -64,6 +64,9 @@ enum Step {
     Purge {
         domain: u8,
     },
+    Forget {
+        model: u8,
+    },
     Limit {
         slots: u8,
     },
@@ -78,6 +81,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let (model, domain, branch) = (0u8..2, 0u8..2, 0u8..4);
+    let removed = model.clone();
     prop_oneof![
         6 => (model.clone(), domain.clone(), branch.clone(), 0u8..9, 0u16..600)
             .prop_map(|(model, domain, branch, blocks, device)| Step::Ask { model, domain, branch, blocks, device }),
@@ -88,6 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<u8>().prop_map(|which| Step::Reject { which }),
         2 => any::<u8>().prop_map(|which| Step::End { which }),
         1 => domain.prop_map(|domain| Step::Purge { domain }),
+        1 => removed.prop_map(|model| Step::Forget { model }),
         1 => (0u8..12).prop_map(|slots| Step::Limit { slots }),
         4 => (1u16..3000).prop_map(|milliseconds| Step::Wait { milliseconds }),
         1 => any::<u8>().prop_map(|which| Step::Release { which }),
@@ -336,6 +341,11 @@ impl World {
                 self.tell(Event::Ended { request })
             }
             Step::Purge { domain: whose } => self.tell(Event::Purge { domain: domain(whose) }),
+            Step::Forget { model } => {
+                self.tell(Event::Forget { identity: identity(model) })?;
+                self.open();
+                Ok(())
+            }
             Step::Limit { slots } => self.tell(Event::HostLimit { bytes: u64::from(slots) * SLOT }),
             Step::Wait { milliseconds } => {
                 self.now = self.now + Duration::from_millis(u64::from(milliseconds));

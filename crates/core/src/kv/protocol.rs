@@ -113,6 +113,8 @@ pub enum Event {
     Prefilled { identity: KvIdentity, from_token: u32, to_token: u32, seconds: f64 },
     /// Nothing of a trust domain is to be kept.
     Purge { domain: TrustDomain },
+    /// A model is removed: nothing of its KV is to be kept, whatever still comes of it, until it is in memory again.
+    Forget { identity: KvIdentity },
     /// Blocks may take so much host memory from now on.
     HostLimit { bytes: Bytes },
     /// The time asked for by `next_timer` has come.

@@ -47,7 +47,8 @@ impl Tier {
     ) {
         let model = self.number_of(&identity);
         let root = model.and_then(|model| self.root(model, domain));
-        let (Some(model), Some(root)) = (model, root) else {
+        let kept = model.zip(root).filter(|(model, _)| !self.known[usize::from(*model)].is_removed);
+        let Some((model, root)) = kept else {
             actions.push(Action::SaveSkip { save });
             return;
         };
@@ -124,12 +125,12 @@ impl Tier {
             let uses = worth::faded(block.uses, now.since(block.used_at)) + 1.0;
             let worth = worth::of_class(worth::class(uses, seconds, bytes), Duration::ZERO);
             // Marked first: what leaves for it may be the last that kept it in the index.
-            block.work = Work::Gathering;
+            self.index.set_work(number, Work::Gathering);
             // Whatever follows a block that has no room is of no use without it.
             let slot = has_room.then(|| self.slot_for_chain(offer.model, worth, number, actions)).flatten();
             let Some(slot) = slot else {
                 has_room = false;
-                self.index.get_mut(number).work = Work::Nothing;
+                self.index.set_work(number, Work::Nothing);
                 self.touch(now, number);
                 self.index.collect(number);
                 continue;
@@ -175,7 +176,7 @@ impl Tier {
     fn conclude(&mut self, now: Instant, blocks: &[BlockNumber], ok: bool, actions: &mut Vec<Action>) {
         for number in blocks {
             if ok {
-                self.index.get_mut(*number).work = Work::Nothing;
+                self.index.set_work(*number, Work::Nothing);
                 self.touch(now, *number);
                 let model = self.model_of(self.index.get(*number));
                 self.known[usize::from(model)].figures.saved_blocks += 1;
@@ -184,7 +185,7 @@ impl Tier {
         }
         // Leaves first, so that nobody loses what hangs on it.
         for number in blocks.iter().rev().filter(|_| !ok) {
-            self.index.get_mut(*number).work = Work::Nothing;
+            self.index.set_work(*number, Work::Nothing);
             self.lose(now, *number, actions);
         }
         for number in blocks {
@@ -205,10 +206,9 @@ impl Tier {
         }
     }
 
-    /// Nothing of a trust domain is taken in that was offered before.
-    pub(super) fn forget_offers(&mut self, domain: TrustDomain, actions: &mut Vec<Action>) {
-        let roots = &self.roots;
-        let concerns = |offer: &Offer| roots[usize::from(offer.root)].domain == domain;
+    /// Nothing of these roots is taken in that was offered before.
+    pub(super) fn forget_offers(&mut self, is_concerned: &[bool], actions: &mut Vec<Action>) {
+        let concerns = |offer: &Offer| is_concerned[usize::from(offer.root)];
         let skipped = self.saves.waiting.iter().filter(|(_, offer)| concerns(offer));
         actions.extend(skipped.map(|(save, _)| Action::SaveSkip { save: *save }));
         self.saves.waiting.retain(|(_, offer)| !concerns(offer));

@@ -528,6 +528,38 @@ fn a_purge_takes_what_is_offered_but_not_there_yet() {
 }
 
 #[test]
+fn of_a_model_that_is_removed_nothing_is_kept_until_it_is_there_again() {
+    let mut bench = Bench::new(settings(100, 100));
+    let prompt = keys("a", 0, 3);
+    bench.save(&prompt);
+    let told = bench.tell(Event::Forget { identity: identity(1) });
+    let retired = told.iter().filter(|action| matches!(action, Action::Retire { .. })).count();
+    assert_eq!((retired, bench.tier.host_bytes(), bench.tier.view().blocks), (3, 0, 0));
+    // Its engine is still there, and a part of the disk was not looked at yet.
+    bench.save(&prompt);
+    let place = DiskPlace { segment: 9, page: 1, pages: 257 };
+    let found = |model| FoundBlock {
+        identity: identity(model),
+        domain: TrustDomain::named("a"),
+        key: prompt[0],
+        parent: prompt[0],
+        depth: 0,
+        payload_bytes: PAYLOAD,
+        place,
+    };
+    let late = Event::Found { blocks: vec![found(1)], others_bytes: 0 };
+    assert_eq!(bench.tell(late), [Action::Retire { place }]);
+    assert_eq!(bench.tier.view().blocks, 0);
+    bench.open(1);
+    bench.save(&prompt);
+    assert_eq!((bench.ask(&prompt, 0).blocks, bench.tier.view().models[0].disk_blocks), (3, 3));
+    // One that was never there in this life.
+    bench.tell(Event::Forget { identity: identity(2) });
+    assert_eq!(bench.tell(Event::Found { blocks: vec![found(2)], others_bytes: 0 }), [Action::Retire { place }]);
+    assert_eq!(bench.tier.view().models.len(), 1);
+}
+
+#[test]
 fn a_million_blocks_are_found_and_take_little_memory() {
     use super::INDEX_BYTES_PER_BLOCK;
     const { assert!(INDEX_BYTES_PER_BLOCK <= 128) };

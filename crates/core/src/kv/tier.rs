@@ -41,6 +41,8 @@ pub(super) struct Known {
     pub(super) identity: KvIdentity,
     /// None before it was in memory here.
     pub(super) model: Option<Digest>,
+    /// It was removed: what still comes of it is not kept.
+    pub(super) is_removed: bool,
     pub(super) payload_bytes: Bytes,
     pub(super) speed: PrefillSpeed,
     pub(super) figures: Figures,
@@ -154,6 +156,7 @@ impl Tier {
                 }
             }
             Event::Purge { domain } => self.purge(domain, actions),
+            Event::Forget { identity } => self.forget_model(identity, actions),
             Event::HostLimit { bytes } => {
                 self.host.bytes_max = bytes.min(self.settings.host_bytes_max);
                 while self.host.bytes_used > self.host.bytes_max && self.evict_least(f64::INFINITY, actions) {}
@@ -165,7 +168,7 @@ impl Tier {
     fn open(&mut self, model: Digest, identity: KvIdentity, payload_bytes: Bytes, slot_bytes: Bytes) {
         let Some(number) = self.known(identity, payload_bytes) else { return };
         let known = &mut self.known[usize::from(number)];
-        known.model = Some(model);
+        (known.model, known.is_removed) = (Some(model), false);
         known.payload_bytes = payload_bytes;
         self.host.arenas.entry(number).or_insert_with(|| Arena::new(slot_bytes));
     }
@@ -180,6 +183,7 @@ impl Tier {
         self.known.push(Known {
             identity,
             model: None,
+            is_removed: false,
             payload_bytes,
             speed: PrefillSpeed::default(),
             figures: Figures::default(),
@@ -368,20 +372,28 @@ impl Tier {
     }
 
     fn purge(&mut self, domain: TrustDomain, actions: &mut Vec<Action>) {
-        let concerned: Vec<BlockNumber> = self
-            .index
-            .numbers()
-            .filter(|number| self.roots[usize::from(self.index.get(*number).root)].domain == domain)
-            .collect();
+        self.forget_roots(|root| root.domain == domain, actions);
+        actions.push(Action::PurgeDisk { domain });
+    }
+
+    fn forget_model(&mut self, identity: KvIdentity, actions: &mut Vec<Action>) {
+        let Some(model) = self.known(identity, 0) else { return };
+        self.known[usize::from(model)].is_removed = true;
+        self.forget_roots(|root| root.model == model, actions);
+    }
+
+    /// Forgets everything that hangs on some roots, and what is offered of them.
+    fn forget_roots(&mut self, concerned: impl Fn(&Root) -> bool, actions: &mut Vec<Action>) {
+        let is_concerned: Vec<bool> = self.roots.iter().map(concerned).collect();
+        let blocks = self.index.numbers().map(|number| (self.index.get(number), number));
+        let blocks = blocks.filter(|(block, _)| is_concerned[usize::from(block.root)]);
         // Leaves first: a block goes from the index when nothing hangs on it.
-        let mut concerned: Vec<(u32, BlockNumber)> =
-            concerned.into_iter().map(|number| (self.index.get(number).depth, number)).collect();
-        concerned.sort_unstable_by(|one, other| other.cmp(one));
-        for (_, number) in concerned {
+        let mut blocks: Vec<(u32, BlockNumber)> = blocks.map(|(block, number)| (block.depth, number)).collect();
+        blocks.sort_unstable_by(|one, other| other.cmp(one));
+        for (_, number) in blocks {
             self.forget_when_unused(number, actions);
         }
-        self.forget_offers(domain, actions);
-        actions.push(Action::PurgeDisk { domain });
+        self.forget_offers(&is_concerned, actions);
     }
 
     /// Forgets a block everywhere, at once or when nobody uses it any more.
@@ -425,6 +437,7 @@ impl Tier {
             let fresh = slots.insert((*model, *slot));
             hold(fresh, "a slot that is held is nobody's", || format!("slot {slot} of model {model}"))?;
         }
+        self.check_counts()?;
         let orders = (self.host.leaving.len(), self.disk.leaving.len());
         hold(leaving == orders, "the orders hold nobody else", || {
             format!("{leaving:?} can leave, {orders:?} are in the orders")
@@ -435,6 +448,25 @@ impl Tier {
         hold(self.host.bytes_used <= self.settings.host_bytes_max, "within the limit of host memory", || {
             format!("{} of {} bytes", self.host.bytes_used, self.settings.host_bytes_max)
         })
+    }
+}
+
+impl Tier {
+    fn check_counts(&self) -> Result<(), Violation> {
+        let mut counts = BTreeMap::new();
+        for number in self.index.numbers() {
+            let block = self.index.get(number);
+            let (host, disk) = counts.entry(block.root).or_insert((0, 0));
+            *host += u64::from(block.in_host());
+            *disk += u64::from(block.on_disk());
+        }
+        for (root, counted) in (0..).zip(self.index.counts()) {
+            let wanted = counts.get(&root).copied().unwrap_or_default();
+            hold((counted.host, counted.disk) == wanted, "blocks are counted where they lie", || {
+                format!("{counted:?} of root {root}, {wanted:?} are there")
+            })?;
+        }
+        Ok(())
     }
 }
 

@@ -164,14 +164,13 @@ impl Tier {
 
     /// What there is and what it was good for.
     pub fn view(&self) -> TierView {
-        let mut counts = alloc::vec![(0u64, 0u64); self.known.len()];
+        let mut counts = alloc::vec![(0, 0); self.known.len()];
         let mut blocks = 0;
-        for number in self.index.numbers() {
-            let block = self.index.get(number);
-            let (host, disk) = &mut counts[usize::from(self.model_of(block))];
-            *host += u64::from(block.in_host());
-            *disk += u64::from(block.on_disk());
-            blocks += u64::from(block.in_host() || block.on_disk());
+        for (root, counted) in self.roots.iter().zip(self.index.counts()) {
+            let (host, disk) = &mut counts[usize::from(root.model)];
+            *host += counted.host;
+            *disk += counted.disk;
+            blocks += counted.anywhere;
         }
         TierView {
             host_bytes: self.host.bytes_used,
@@ -188,7 +187,12 @@ impl Tier {
             saves_skipped: self.saves.skipped,
             saves_lost: self.saves.lost,
             rejected: self.rejected.clone(),
-            models: counts.iter().enumerate().map(|(number, counts)| self.model_view(number as u16, *counts)).collect(),
+            models: counts
+                .iter()
+                .enumerate()
+                .filter(|(number, _)| !self.known[*number].is_removed)
+                .map(|(number, counts)| self.model_view(number as u16, *counts))
+                .collect(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The tier's blocks on disk: what the loop wants done there, and the answers as events.
 
-use super::KvCommand;
+use super::{Answer, KvCommand, NotErased, answer};
 use std::{
     path::PathBuf,
     sync::{Arc, mpsc::Receiver},
@@ -134,16 +134,40 @@ impl Disk {
         self.segments.retire(&Location { segment: place.segment, page: place.page, pages: place.pages });
     }
 
-    pub(super) fn purge(&self, domain: TrustDomain) {
+    /// Destroys what there is of a trust domain, and then says so.
+    pub(super) fn purge(&self, domain: TrustDomain, answers: Vec<Answer>) {
         let segments = Arc::clone(&self.segments);
-        tokio::task::spawn_blocking(move || match segments.purge(&domain) {
-            Ok(purged) => tracing::info!(
-                blocks = purged.dropped.blocks,
-                complete = purged.is_complete,
-                "a trust domain's KV was purged"
-            ),
-            Err(error) => tracing::error!(%error, "a trust domain's KV could not be purged"),
+        tokio::task::spawn_blocking(move || {
+            let erased = match segments.purge(&domain) {
+                Ok(purged) => {
+                    let (blocks, complete) = (purged.dropped.blocks, purged.is_complete);
+                    tracing::info!(blocks, complete, "a trust domain's KV was purged");
+                    if complete { Ok(()) } else { Err(NotErased::Late) }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a trust domain's KV could not be purged");
+                    Err(NotErased::Failed { reason: error.to_string() })
+                }
+            };
+            answer(answers, &erased);
         });
+    }
+
+    /// Says when all that is in the directory has been told of.
+    pub(super) fn when_found(&self, then: impl FnOnce(bool) -> KvCommand + Send + 'static) {
+        let (segments, commands) = (Arc::clone(&self.segments), self.commands.clone());
+        tokio::task::spawn_blocking(move || {
+            let command = then(segments.wait_until_found());
+            if let Some(commands) = commands.upgrade() {
+                let _ = commands.send(command);
+            }
+        });
+    }
+
+    /// Does something once what was given up has left the disk.
+    pub(super) fn when_cleared(&self, then: impl FnOnce(bool) + Send + 'static) {
+        let segments = Arc::clone(&self.segments);
+        tokio::task::spawn_blocking(move || then(segments.wait_until_cleared()));
     }
 }
 

@@ -6,20 +6,24 @@
 mod disk;
 mod engines;
 mod gather;
+mod models;
 mod run_loop;
 
 pub use disk::DiskConfig;
 pub(crate) use engines::{Client, KvOrder};
 
 use run_loop::RunLoop;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 use tokio::sync::{mpsc, oneshot};
 use warmset_core::{
     Bytes, Digest, RequestId,
-    kv::{BlockKey, Event, SaveId, TierSettings, TierView, TrustDomain},
+    kv::{BlockKey, Event, KvIdentity, SaveId, TierSettings, TierView, TrustDomain},
 };
 use warmset_engine::protocol::{KvLayout, SaveWanted};
 
@@ -106,7 +110,42 @@ pub(crate) enum KvCommand {
     Listen(mpsc::UnboundedSender<Command>),
     LimitHost(Bytes),
     View(oneshot::Sender<TierView>),
-    Purge(TrustDomain),
+    Purge(TrustDomain, Answer),
+    /// Models that there are: what is kept of others goes.
+    ForgetAllBut(BTreeSet<Digest>, Answer),
+    /// All that is on disk of models that went was told of by now, or the disk has not answered.
+    Forgotten {
+        gone: Vec<KvIdentity>,
+        found: bool,
+        answer: Answer,
+    },
+}
+
+/// Why something that was to be kept nowhere any more may still be on the disk.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotErased {
+    /// The disk takes its time.
+    #[error("nothing finds it any more, but the disk has not given its bytes back in time: try again later")]
+    Late,
+    /// The disk cannot.
+    #[error("the KV directory cannot be cleared: {reason}")]
+    Failed {
+        /// In words.
+        reason: String,
+    },
+    /// There is no tier.
+    #[error("the KV tier has ended")]
+    Ended,
+}
+
+/// Where it is told how that went.
+pub(crate) type Answer = oneshot::Sender<Result<(), NotErased>>;
+
+fn answer(answers: impl IntoIterator<Item = Answer>, erased: &Result<(), NotErased>) {
+    for answer in answers {
+        // Whoever asked may have gone.
+        let _ = answer.send(erased.clone());
+    }
 }
 
 /// The tier, from outside. Clones talk to the same one.
@@ -162,9 +201,20 @@ impl KvHandle {
         }
     }
 
-    /// Keeps nothing of a trust domain any more.
-    pub fn purge(&self, domain: TrustDomain) {
-        self.tell(KvCommand::Purge(domain));
+    /// Keeps nothing of a trust domain any more. Resolves when nothing of it is on the disk.
+    pub async fn purge(&self, domain: TrustDomain) -> Result<(), NotErased> {
+        self.erase(|answer| KvCommand::Purge(domain, answer)).await
+    }
+
+    /// Keeps nothing any more of models but these: others were removed. Resolves when nothing of those is on the disk.
+    pub async fn forget_all_but(&self, models: BTreeSet<Digest>) -> Result<(), NotErased> {
+        self.erase(|answer| KvCommand::ForgetAllBut(models, answer)).await
+    }
+
+    async fn erase(&self, command: impl FnOnce(Answer) -> KvCommand) -> Result<(), NotErased> {
+        let (answer, erased) = oneshot::channel();
+        self.tell(command(answer));
+        erased.await.unwrap_or(Err(NotErased::Ended))
     }
 
     fn tell(&self, command: KvCommand) {

@@ -1,9 +1,11 @@
 //! The only owner of the tier: tells it what happens and does what it wants.
 
-use super::{KvCommand, KvConfig, KvOrder, Life, disk::Disk, gather::Gathering};
+use super::{
+    Answer, KvCommand, KvConfig, KvOrder, Life, NotErased, answer, disk::Disk, gather::Gathering, models::Models,
+};
 use crate::{config::Clock, handle::Command, timer::until};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -60,6 +62,9 @@ pub(super) struct RunLoop {
     reads: HashMap<BlockNumber, (KvIdentity, u32)>,
     /// Slots that a hanging read may still write into.
     held_slots: Vec<(KvIdentity, u32)>,
+    models: Models,
+    /// Who waits for a purge of the disk that is to begin.
+    erasing: Vec<Answer>,
     last_life: u64,
     last_save: u64,
 }
@@ -71,7 +76,10 @@ impl RunLoop {
         commands: WeakUnboundedSender<KvCommand>,
         held: Arc<AtomicU64>,
     ) -> Result<Self, StoreError> {
+        let directory = config.disk.as_ref().map(|disk| disk.directory.clone());
         let disk = config.disk.map(|disk| Disk::open(disk, commands.clone())).transpose()?;
+        let models = directory
+            .map(|path| Models::read(&path).map_err(|error| StoreError::Directory { what: "read", path, error }));
         Ok(Self {
             disk,
             agent: None,
@@ -87,6 +95,8 @@ impl RunLoop {
             saves: BTreeMap::new(),
             reads: HashMap::new(),
             held_slots: Vec::new(),
+            models: models.transpose()?.unwrap_or_default(),
+            erasing: Vec::new(),
             last_life: 0,
             last_save: 0,
         })
@@ -159,10 +169,42 @@ impl RunLoop {
                 // Whoever asked may have gone.
                 let _ = answer.send(TierView { disk_bytes, ..self.tier.view() });
             }
-            KvCommand::Purge(domain) => {
+            KvCommand::Purge(domain, asker) => {
                 self.engines.values().for_each(|engine| say(engine, ToEngine::KvForget { domain }));
+                self.erasing.push(asker);
                 self.happen(Event::Purge { domain });
+                // Without a disk nobody else has anything.
+                answer(self.erasing.drain(..), &Ok(()));
             }
+            KvCommand::ForgetAllBut(models, asker) => self.forget_all_but(&models, asker),
+            KvCommand::Forgotten { gone, found, answer: asker } => self.end_forgetting(gone, found, asker),
+        }
+    }
+
+    fn forget_all_but(&mut self, models: &BTreeSet<Digest>, asker: Answer) {
+        let gone = self.models.forget_all_but(models);
+        gone.iter().for_each(|identity| self.happen(Event::Forget { identity: *identity }));
+        match &self.disk {
+            Some(disk) if !gone.is_empty() => {
+                disk.when_found(move |found| KvCommand::Forgotten { gone, found, answer: asker });
+            }
+            _ => answer([asker], &Ok(())),
+        }
+    }
+
+    /// What is left of models that went is given up by now. Whose it was is noted until it has left the disk: whoever is
+    /// killed before that goes on with it at the next start.
+    fn end_forgetting(&mut self, gone: Vec<KvIdentity>, found: bool, asker: Answer) {
+        let notes = self.models.notes_of(&gone);
+        match &self.disk {
+            Some(disk) => disk.when_cleared(move |cleared| {
+                let erased = found && cleared;
+                if erased {
+                    notes.remove();
+                }
+                answer([asker], &if erased { Ok(()) } else { Err(NotErased::Late) });
+            }),
+            None => answer([asker], &Ok(())),
         }
     }
 
@@ -206,6 +248,7 @@ impl RunLoop {
             return;
         }
         self.engines.insert(life, Engine { identity, layout: layout.state.clone(), staging, orders });
+        self.models.note(identity, model);
         self.happen(Event::Opened { model, identity, payload_bytes, slot_bytes });
     }
 
@@ -353,7 +396,7 @@ impl RunLoop {
             }
             Action::PurgeDisk { domain } => {
                 if let Some(disk) = &self.disk {
-                    disk.purge(domain);
+                    disk.purge(domain, std::mem::take(&mut self.erasing));
                 }
             }
         }
