@@ -48,6 +48,18 @@ def test_a_failure_exits_with_1_and_says_what_to_do_in_one_line(server):
         assert len(lines) == 1, (arguments, result.stderr)
 
 
+def test_a_result_that_cannot_be_written_is_no_success():
+    command = [warmset.BINARY, "plan", "queueing", "--arrivals-per-second", "1", "--service-seconds", "0.5", "--json"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 1 and "cannot be written" in result.stderr, result
+    # A reader that has what it wants is no failure.
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        assert subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, timeout=60).returncode == 0
+
+
 def test_no_server_and_no_data_is_a_clear_failure():
     port = warmset.free_ports(1)[0]
     result = run_command(["model", "list", "--server", f"127.0.0.1:{port}"], check=False)

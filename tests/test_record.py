@@ -219,6 +219,19 @@ def test_a_killed_server_leaves_a_recording_that_replays(pool, tmp_path):
     assert counts(replayed(tmp_path / "run.jsonl.before")) == counts(document)
 
 
+def test_only_a_recording_makes_room_for_another(tmp_path):
+    notes, directory, run = tmp_path / "notes.toml", tmp_path / "directory", tmp_path / "run.jsonl"
+    notes.write_text("mine\n")
+    directory.mkdir()
+    run.write_bytes(b"")
+    (tmp_path / "run.jsonl.before").write_text("mine, too\n")
+    for path, named in ((notes, notes), (directory, directory), (run, tmp_path / "run.jsonl.before")):
+        result = warmset.run_command(["serve", "--record", str(path), "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"], check=False)
+        assert result.returncode == 1 and f"{named} is no recording" in result.stderr, result
+    assert notes.read_text() == "mine\n" and directory.is_dir() and run.exists()
+    assert not list(tmp_path.glob("notes.toml.before")) + list(tmp_path.glob("directory.before"))
+
+
 def test_a_full_disk_ends_the_recording_and_not_the_server(pool, tmp_path):
     place = tmp_path / "disk"
     place.mkdir()

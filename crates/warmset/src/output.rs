@@ -4,7 +4,7 @@ use crate::{config::units::format_bytes, repository::Progress};
 use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 
 /// How this command prints.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,8 @@ fn shows_colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Prints a line. A reader that has gone away is no error: there is nobody left to tell.
+/// Prints a line. A reader that has gone away is no error: there is nobody left to tell. Whatever else keeps it from being
+/// written is one, and ends the command: its result is lost.
 pub(crate) fn print_line(text: &str) {
     print_text(text);
     print_text("\n");
@@ -79,8 +80,12 @@ pub(crate) fn print_line(text: &str) {
 /// Prints text as it comes, at once.
 pub(crate) fn print_text(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
-        std::process::exit(0);
+    if let Err(problem) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        if problem.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        note(&format!("warmset: the result cannot be written to standard output: {problem}"));
+        std::process::exit(1);
     }
 }
 

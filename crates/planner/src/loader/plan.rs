@@ -21,6 +21,9 @@ const VALUES_MAX: usize = 32;
 const REQUESTS_MAX: usize = 1_000_000;
 /// Seconds of anything.
 const SECONDS_MAX: f64 = 1e6;
+/// Requests per second: rarer ones would take longer than a clock counts.
+const RATE_MIN: f64 = 1e-4;
+const RATE_MAX: f64 = 1e4;
 
 /// A scenario.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -156,6 +159,7 @@ impl Loader {
             (1..=VALUES_MAX).contains(&values.len()) && values.iter().all(|value| *value > 0.0 && *value <= most)
         };
         let one = |value: f64, most: f64| value > 0.0 && value <= most;
+        let rate = |value: &f64| (RATE_MIN..=RATE_MAX).contains(value);
         let slots = |slots: &usize| *slots > self.pinned && *slots <= self.models;
         let rules = [
             ((1..=MODELS_MAX).contains(&self.models), "models must be between 1 and 2000"),
@@ -166,11 +170,14 @@ impl Loader {
             ),
             (one(self.service_seconds, SECONDS_MAX), "service_seconds must be above 0"),
             (list(&self.zipf, 10.0), "zipf must be 1 to 32 numbers above 0 and up to 10"),
-            (list(&self.requests_per_second, 1e4), "requests_per_second must be 1 to 32 numbers above 0"),
+            (
+                (1..=VALUES_MAX).contains(&self.requests_per_second.len()) && self.requests_per_second.iter().all(rate),
+                "requests_per_second must be 1 to 32 numbers between 0.0001 and 10000",
+            ),
             (list(&self.fetch_seconds, SECONDS_MAX), "fetch_seconds must be 1 to 32 numbers above 0"),
             (one(self.compared_zipf, 10.0), "compared_zipf must be above 0 and up to 10"),
-            (one(self.compared_requests_per_second, 1e4), "compared_requests_per_second must be above 0"),
-            (one(self.sparse_requests_per_second, 1e4), "sparse_requests_per_second must be above 0"),
+            (rate(&self.compared_requests_per_second), "compared_requests_per_second must be between 0.0001 and 10000"),
+            (rate(&self.sparse_requests_per_second), "sparse_requests_per_second must be between 0.0001 and 10000"),
             ((1..=REQUESTS_MAX).contains(&self.requests), "requests must be between 1 and 1000000"),
         ];
         match rules.iter().find(|(holds, _)| !holds) {

@@ -226,12 +226,18 @@ pub(crate) fn create_new(path: &Path) -> io::Result<File> {
 /// The same; what lies there already is kept beside it, as that of the start before.
 fn create_in_place(path: &Path) -> anyhow::Result<File> {
     let before = PathBuf::from(format!("{}.before", path.display()));
-    let kept = std::fs::rename(path, &before);
     let cannot = |error: io::Error| anyhow::anyhow!("cannot record into {}: {error}", path.display());
-    match kept {
-        Ok(()) => {}
+    match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(cannot(error)),
+        Ok(found) => {
+            for (place, is_file) in [(path, found.is_file()), (&before, before.is_file())] {
+                if place.symlink_metadata().is_ok() && !(is_file && Reading::is_recording(place)) {
+                    anyhow::bail!("{} is no recording, and stays as it is: record into another file", place.display());
+                }
+            }
+            std::fs::rename(path, &before).map_err(cannot)?;
+        }
     }
     create_new(path).map_err(cannot)
 }

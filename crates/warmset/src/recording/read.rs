@@ -32,6 +32,12 @@ impl Reading {
         Ok(Self { file: BufReader::new(file), text: Vec::new(), line: 0, ending: None })
     }
 
+    /// Whether a file begins as recordings do, or is one that was stopped before it began.
+    pub(crate) fn is_recording(path: &Path) -> bool {
+        let is_empty = path.metadata().is_ok_and(|found| found.len() == 0);
+        is_empty || Self::open(path).and_then(|mut reading| reading.next()).is_ok_and(|line| line.is_some())
+    }
+
     /// The next line; none at the end. The last one, which says why it ends, is not handed out.
     pub(crate) fn next(&mut self) -> Result<Option<Line>> {
         if self.ending.is_some() {
