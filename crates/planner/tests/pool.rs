@@ -12,7 +12,7 @@ use warmset_planner::pool::{
     world::{Fleet, play},
 };
 
-const SEEDS_DEFAULT: u64 = 100;
+const SEEDS_DEFAULT: u64 = 300;
 
 /// The seeds to play: one that was named, as many as were asked for, or the everyday number.
 #[expect(clippy::disallowed_methods, reason = "the length of a test run is chosen by whoever runs it")]

@@ -101,6 +101,8 @@ struct World {
     answered: BTreeSet<RequestId>,
     at_workers: BTreeMap<RequestId, WorkerId>,
     tries: BTreeMap<RequestId, u32>,
+    /// What each asked for, when, and after how many others.
+    asked: BTreeMap<RequestId, (Digest, Priority, Instant, usize)>,
     workers: BTreeSet<WorkerId>,
     /// The worker that the last event took away: a deadline that passed at that moment may still be told to it.
     just_lost: Option<WorkerId>,
@@ -111,10 +113,11 @@ impl World {
     fn allows(&mut self, event: &Event) -> bool {
         self.just_lost = None;
         match event {
-            Event::Arrived { request, .. } => {
+            Event::Arrived { request, digest, class, .. } => {
                 let new = !self.open.contains(request) && !self.answered.contains(request);
                 if new {
                     self.open.insert(*request);
+                    self.asked.insert(*request, (*digest, *class, self.now, self.asked.len()));
                 }
                 new
             }
@@ -150,6 +153,7 @@ impl World {
                     assert!(self.open.contains(request), "{request:?} is answered or gone, and dispatched");
                     assert!(self.workers.contains(worker), "{worker:?} cannot be used");
                     assert_eq!(self.at_workers.insert(*request, *worker), None, "{request:?} is at two workers");
+                    self.judge_order(*request);
                     let tries = self.tries.entry(*request).or_default();
                     *tries += 1;
                     assert!(*tries <= settings().attempts_max, "{request:?} is tried {tries} times");
@@ -174,6 +178,27 @@ impl World {
         assert_eq!(gateway.running().map(|(_, count)| count as usize).sum::<usize>(), self.at_workers.len());
         let fresh = self.open.iter().filter(|request| !self.tries.contains_key(request)).count();
         assert!(fresh <= settings().queue_limit as usize, "{fresh} wait that never ran");
+    }
+}
+
+impl World {
+    /// Who goes is of the best class, as it counts after waiting, and of those the first. A lower class may wait for a permit
+    /// that is reserved, however old it is; and those that a lost worker had are sent elsewhere one after the other.
+    fn judge_order(&self, sent: RequestId) {
+        if self.just_lost.is_some() {
+            return;
+        }
+        let standing = |request: &RequestId| {
+            let (_, class, since, place) = self.asked[request];
+            let better = self.now.since(since).as_nanos() / settings().aging.as_nanos();
+            (super::queue::class_index(class).saturating_sub(better as usize), place)
+        };
+        let mut waiting = self.open.iter().filter(|other| !self.at_workers.contains_key(other));
+        let overtaken = waiting.find(|other| {
+            let ((of, class, ..), (digest, sent_class, ..)) = (self.asked[other], self.asked[&sent]);
+            of == digest && class <= sent_class && standing(other) < standing(&sent)
+        });
+        assert_eq!(overtaken, None, "{sent:?} goes before");
     }
 }
 

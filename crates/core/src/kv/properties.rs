@@ -113,6 +113,8 @@ struct World {
     next_page: u32,
     offers: BTreeMap<SaveId, (KvIdentity, TrustDomain, BlockKey, u32, Vec<BlockKey>)>,
     asked: BTreeMap<RequestId, Vec<BlockKey>>,
+    /// Slots whose block was purged since it came there, and the last request that had asked before.
+    purged: BTreeMap<(KvIdentity, u32), u64>,
     /// Requests that have had a grant.
     begun: BTreeMap<RequestId, Vec<BlockKey>>,
     /// First block, and how many.
@@ -142,6 +144,7 @@ impl World {
             next_page: 0,
             offers: BTreeMap::new(),
             asked: BTreeMap::new(),
+            purged: BTreeMap::new(),
             begun: BTreeMap::new(),
             granted: BTreeMap::new(),
             number: 0,
@@ -192,6 +195,8 @@ impl World {
                         Some(super::BlockKeyShort::from(&keys[place]).0),
                         "a granted slot is another's"
                     );
+                    let purged = self.purged.get(&(identity, *slot)).is_some_and(|before| request.0 > *before);
+                    prop_assert!(!purged, "what was purged is granted to {:?}, who asked later", request);
                 }
                 if !slots.is_empty() {
                     self.granted.insert(request, (first, slots.len()));
@@ -199,6 +204,7 @@ impl World {
             }
             Action::FreeSlot { identity, slot } => {
                 self.slots.remove(&(identity, slot));
+                self.purged.remove(&(identity, slot));
             }
             Action::Retire { place } => {
                 prop_assert!(self.retired.insert(place), "given up twice");
@@ -340,8 +346,12 @@ impl World {
                 self.granted.remove(&request);
                 self.tell(Event::Ended { request })
             }
-            Step::Purge { domain: whose } => self.tell(Event::Purge { domain: domain(whose) }),
+            Step::Purge { domain: whose } => {
+                self.note_purged(|block| block.domain == domain(whose));
+                self.tell(Event::Purge { domain: domain(whose) })
+            }
             Step::Forget { model } => {
+                self.note_purged(|block| block.identity == identity(model));
                 self.tell(Event::Forget { identity: identity(model) })?;
                 self.open();
                 Ok(())
@@ -353,6 +363,15 @@ impl World {
             }
             Step::Release { which } => self.release(which),
             Step::Restart => self.restart(),
+        }
+    }
+
+    /// What lies in slots now and is purged is not for who asks from now on.
+    fn note_purged(&mut self, purged: impl Fn(&FoundBlock) -> bool) {
+        for (place, key) in &self.slots {
+            if purged(&self.known_block(Some(*key)).0) {
+                self.purged.insert(*place, self.number);
+            }
         }
     }
 

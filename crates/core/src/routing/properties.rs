@@ -5,7 +5,7 @@ use super::{tests::*, *};
 use crate::time::Instant;
 use core::time::Duration;
 use proptest::prelude::*;
-use std::{vec, vec::Vec};
+use std::{collections::BTreeSet, vec, vec::Vec};
 
 const REPLICAS: u32 = 6;
 const TENANTS: u64 = 12;
@@ -79,6 +79,8 @@ struct World {
     open: Vec<Ticket>,
     /// The numbers that replicas have now: a number is not given twice.
     numbers: Vec<u32>,
+    /// Replicas that have said that they take nothing new.
+    draining: BTreeSet<u32>,
     decisions: Vec<Option<ReplicaId>>,
 }
 
@@ -90,7 +92,7 @@ impl World {
         for number in &numbers {
             router.add(ReplicaId(*number), capped(*number));
         }
-        Self { router, now: Instant::ZERO, open: vec![], numbers, decisions: vec![] }
+        Self { router, now: Instant::ZERO, open: vec![], numbers, draining: BTreeSet::new(), decisions: vec![] }
     }
 
     fn step(&mut self, step: Step) {
@@ -100,7 +102,10 @@ impl World {
                 let prefix = prompt(tenant, question, 6000);
                 let model = MODELS[tenant as usize % MODELS.len()];
                 let decision = self.router.decide(now, &Ask { model, streamed, tenant, ..ask(&prefix) });
-                self.decisions.push(decision.ok().map(|decision| decision.replica));
+                let replica = decision.ok().map(|decision| decision.replica);
+                let may = replica.is_none_or(|replica| !self.draining.contains(&replica.0));
+                assert!(may, "{replica:?} takes nothing new and is asked");
+                self.decisions.push(replica);
                 self.open.extend(decision.ok().map(|decision| decision.ticket));
             }
             Step::FirstToken(which) if !self.open.is_empty() => {
@@ -119,7 +124,17 @@ impl World {
                 self.numbers[slot as usize] += REPLICAS;
             }
             Step::Report { replica, report } => {
-                self.router.reported(now, ReplicaId(self.numbers[replica as usize]), report);
+                let number = self.numbers[replica as usize];
+                match report {
+                    Report::Draining(true) if self.router.view(now, ReplicaId(number)).is_some() => {
+                        self.draining.insert(number);
+                    }
+                    Report::Draining(false) => {
+                        self.draining.remove(&number);
+                    }
+                    _ => {}
+                }
+                self.router.reported(now, ReplicaId(number), report);
             }
             Step::Wait(milliseconds) => {
                 self.now = now + Duration::from_millis(milliseconds);
@@ -156,6 +171,33 @@ proptest! {
             world.router.remove(ReplicaId(number));
         }
         prop_assert_eq!(world.router.totals().remembered, 0);
+    }
+
+    /// However hot a prompt is, nobody has more than so many times what it would have if all had the same.
+    #[test]
+    fn nobody_has_more_than_the_bound(asked in prop::collection::vec((0..3_u64, any::<bool>(), any::<usize>()), 1..300)) {
+        let bound = Settings { load_bound: 1.25, load_floor: 2, ..Settings::default() };
+        let mut router = Router::new(Settings { mirror_bytes: 4 << 20, groups_max: 1024, ..bound.clone() });
+        for number in 0..REPLICAS {
+            router.add(ReplicaId(number), replica(number));
+        }
+        let (mut open, mut counts) = (Vec::new(), [0_u32; REPLICAS as usize]);
+        for (number, (tenant, ends, which)) in asked.into_iter().enumerate() {
+            let now = Instant::after(Duration::from_millis(100 * number as u64));
+            let decision = router.decide(now, &ask(&prompt(tenant, number as u64, 6000))).expect("all may be asked");
+            let replica = decision.replica.0 as usize;
+            counts[replica] += 1;
+            open.push((replica, decision.ticket));
+            router.first_token(now, decision.ticket);
+            let mean = open.len() as f64 / f64::from(REPLICAS);
+            let most = libm::ceil(bound.load_bound * mean).max(f64::from(bound.load_floor));
+            prop_assert!(f64::from(counts[replica]) <= most, "{counts:?} and at most {most}");
+            if ends {
+                let (replica, ticket) = open.swap_remove(which % open.len());
+                counts[replica] -= 1;
+                router.ended(now, ticket, finished());
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test binary uses a part of the world")]
 
+mod referee;
+
+use referee::Referee;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -207,6 +210,7 @@ pub struct World {
     pub log: Vec<(Instant, Event, Vec<Action>)>,
     /// For a gateway, oldest first.
     pub notes: Vec<Note>,
+    referee: Referee,
     live: BTreeSet<RequestId>,
     queue: BTreeMap<(Instant, u64), Event>,
     processes: BTreeMap<Generation, Process>,
@@ -230,6 +234,7 @@ impl World {
             facts: vec![],
             log: vec![],
             notes: vec![],
+            referee: Referee::default(),
             live: BTreeSet::new(),
             queue: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -298,6 +303,7 @@ impl World {
         }
         let mut actions = vec![];
         self.worker.handle(self.now, event.clone(), &mut actions);
+        self.referee.judge(self.now, &event, &actions, &self.worker);
         self.log.push((self.now, event, actions.clone()));
         if let Err(violation) = self.worker.check(self.now) {
             let (time, event, actions) = self.log.last().expect("just pushed");
