@@ -11,6 +11,7 @@ pub mod calculate;
 pub mod demand;
 pub mod events;
 pub mod html;
+mod least_squares;
 pub mod loader;
 pub mod node;
 pub mod peers;

@@ -56,7 +56,18 @@ pub struct Ask {
     /// Its class.
     pub class: Priority,
     /// How long it runs, if that is known.
-    pub run: Option<Duration>,
+    pub run: Option<Run>,
+}
+
+/// How long a request runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Run {
+    /// If nobody else runs on the machine when it starts.
+    pub alone: Duration,
+    /// Longer for each other one that runs on its own engine then.
+    pub for_each_beside: Duration,
+    /// Longer for each one that runs on another engine then.
+    pub for_each_elsewhere: Duration,
 }
 
 /// One run.
@@ -66,7 +77,10 @@ pub struct Node {
     queue: EventQueue<Event>,
     engines: BTreeMap<Digest, EngineCost>,
     arrived: BTreeMap<RequestId, Instant>,
-    runs: BTreeMap<RequestId, Duration>,
+    runs: BTreeMap<RequestId, Run>,
+    /// The models of the requests that run, each with how many.
+    running: BTreeMap<Digest, u32>,
+    running_on: BTreeMap<RequestId, Digest>,
     /// What happens takes no time yet: what was in memory before the run comes back.
     warming: bool,
     keeps_waits: bool,
@@ -95,6 +109,8 @@ pub struct Outcome {
     pub cold_wait_max: Duration,
     /// How each request was started and how long it had waited, if they are kept, in the order of the starts.
     pub waits: Vec<(StartKind, Duration)>,
+    /// How long each request took from its arrival to its end, if they are kept.
+    pub answers: Vec<Duration>,
 }
 
 impl Outcome {
@@ -206,6 +222,8 @@ impl Node {
             engines,
             arrived: BTreeMap::new(),
             runs: BTreeMap::new(),
+            running: BTreeMap::new(),
+            running_on: BTreeMap::new(),
             warming: false,
             keeps_waits: false,
             outcome: Outcome::default(),
@@ -230,7 +248,7 @@ impl Node {
         self.worker.record(self.now, tape);
     }
 
-    /// Keeps how long each request waits.
+    /// Keeps how long each request waits and takes.
     pub fn keep_waits(&mut self) {
         self.keeps_waits = true;
     }
@@ -294,8 +312,17 @@ impl Node {
     }
 
     fn feed(&mut self, event: Event) {
-        if let Event::Cancelled { request, .. } = &event {
-            self.arrived.remove(request);
+        match &event {
+            Event::Cancelled { request, .. } => {
+                self.arrived.remove(request);
+            }
+            Event::Finished { request } => {
+                let digest = self.running_on.remove(request);
+                if let Some(running) = digest.and_then(|digest| self.running.get_mut(&digest)) {
+                    *running -= 1;
+                }
+            }
+            _ => {}
         }
         let mut actions = Vec::new();
         self.worker.handle(self.now, event, &mut actions);
@@ -350,11 +377,19 @@ impl Node {
     fn start(&mut self, request: RequestId, digest: Digest, start: StartKind) {
         let run = self.engines.get(&digest).map(|engine| engine.run);
         let (Some(run), Some(arrived)) = (run, self.arrived.remove(&request)) else { return };
-        let run = self.runs.remove(&request).unwrap_or(run);
+        let all: u32 = self.running.values().sum();
+        let beside = self.running.entry(digest).or_default();
+        let run = self
+            .runs
+            .remove(&request)
+            .map_or(run, |run| run.alone + run.for_each_beside * *beside + run.for_each_elsewhere * (all - *beside));
+        *beside += 1;
+        self.running_on.insert(request, digest);
         let waited = self.now.since(arrived);
         self.outcome.started(start, waited);
         if self.keeps_waits {
             self.outcome.waits.push((start, waited));
+            self.outcome.answers.push(waited + run);
         }
         self.later(run, Event::Finished { request });
     }

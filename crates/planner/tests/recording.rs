@@ -15,7 +15,9 @@ use warmset_core::{
 };
 use warmset_planner::{
     node::{Cost, Node, settings},
-    recording::{End, Entry, FORMAT_VERSION, Header, Line, LineError, Observed, Replay, ReplayError, WhatIf},
+    recording::{
+        Costs, End, Entry, FORMAT_VERSION, Figures, Header, Line, LineError, Observed, Replay, ReplayError, WhatIf,
+    },
     scenario::Scenario,
 };
 
@@ -119,10 +121,7 @@ fn a_recorded_run_is_the_same_again_and_simulated_it_is_itself() {
     assert_eq!(machines.len(), 1);
     assert_eq!(machines[0].events as usize, text.len() - 2, "all but the header and the beginning");
 
-    let mut observed = Observed::default();
-    for (number, line) in text.iter().enumerate() {
-        observed.take(read(number, line).expect("as written"));
-    }
+    let observed = observed(&lines);
     let recorded = observed.figures();
     assert_eq!((recorded.warm, recorded.cold), (node.outcome.starts.warm, node.outcome.starts.cold));
     assert_eq!((recorded.loads, recorded.evictions), (node.outcome.loads, node.outcome.evictions));
@@ -136,6 +135,54 @@ fn a_recorded_run_is_the_same_again_and_simulated_it_is_itself() {
     assert!(tiny.expect_err("nothing is left").to_string().contains("leaves nothing"));
     assert!(WhatIf::parts_of("lru").expect_err("not our machine").to_string().contains("no-forecast"));
     assert!(WhatIf::default().run(&Observed::default()).is_err(), "there is no worker");
+}
+
+/// A day of the scenario with models of several sizes, from so many gibibytes on, whose answers have several lengths: a
+/// load takes a second and two for each gibibyte, a request half a second and a tenth for each token.
+fn priced(least_gibibytes: u64, capacity_gibibytes: u64) -> Lines {
+    let demand = Scenario::parse(SCENARIO).expect("it makes sense").demand(1, None).expect("synthetic");
+    let output_tokens = |model: usize| 5 + u32::try_from(model).expect("few");
+    let costs = (0..demand.models).map(|model| {
+        let gibibytes = least_gibibytes + model as u64 % 4;
+        let run = Duration::from_millis(500 + 100 * u64::from(output_tokens(model)));
+        Cost { bytes: gibibytes * GIBIBYTE, load: Duration::from_secs(1 + 2 * gibibytes), run }
+    });
+    let mut node = Node::new(settings(capacity_gibibytes * GIBIBYTE, Parts::ALL), costs.collect());
+    let lines = begun();
+    node.record(Box::new(lines.clone()));
+    node.run(&demand).expect("every invariant holds");
+    for (arrival, number) in demand.arrivals.iter().zip(1..) {
+        let completion_tokens = output_tokens(arrival.model);
+        let event = gateway::Event::Finished { request: RequestId(number), prompt_tokens: 10, completion_tokens };
+        lines.add(&Line::Gateway(Entry::Step(StepOf::<Gateway> { now: arrival.at, event, actions: Vec::new() })));
+    }
+    lines
+}
+
+fn observed(lines: &Lines) -> Observed {
+    let mut observed = Observed::default();
+    for (number, line) in lines.text().iter().enumerate() {
+        observed.take(read(number, line).expect("as written"));
+    }
+    observed
+}
+
+#[test]
+fn what_one_recording_says_of_costs_holds_for_models_of_other_sizes() {
+    let costs = Costs::of(&observed(&priced(1, 8))).expect("there are loads and answers");
+    let near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 1e-6;
+    assert!(near(costs.load_seconds, 1.0) && near(costs.load_seconds_per_byte, 2.0 / GIBIBYTE as f64), "{costs:?}");
+    assert!(near(costs.output_token_seconds, 0.1) && costs.output_token_seconds_beside < 1e-9, "{costs:?}");
+    assert!(costs.load_error < 1e-6 && costs.request_error < 1e-6, "{costs:?}");
+    let other = observed(&priced(3, 17));
+    let recorded = other.figures();
+    let simulated = WhatIf { costs: Some(costs), ..WhatIf::default() }.run(&other).expect("it runs");
+    let counts = |figures: &Figures| (figures.warm, figures.cold, figures.loads, figures.evictions);
+    assert_eq!(counts(&simulated), counts(&recorded));
+    assert!((simulated.answer_p99_seconds - recorded.answer_p99_seconds).abs() < 1e-3, "{simulated:?} {recorded:?}");
+    assert!((simulated.cold_wait_p50_seconds - recorded.cold_wait_p50_seconds).abs() < 1e-3);
+    assert!(recorded.evictions > 10, "{recorded:?}");
+    assert_eq!(Costs::of(&observed(&self::simulated(4).0)), None, "nobody said how many tokens there were");
 }
 
 #[test]

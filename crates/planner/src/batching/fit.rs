@@ -1,18 +1,15 @@
-//! A cost model from measured steps, by least squares of relative errors with no part below zero.
-//!
-//! With five parts there are 32 choices of which are more than nothing; each is solved by its normal equations, and the
-//! best one whose parts are all positive is the least-squares solution under that condition (Lawson and Hanson, Solving
-//! Least Squares Problems, chapter 23).
+//! A cost model from measured steps, by [least squares of relative errors](crate::least_squares).
 
 use super::cost::{Parts, StepShape};
-use crate::calculate::input::{Refused, refused};
+use crate::{
+    calculate::input::{Refused, refused},
+    least_squares,
+};
 use serde::{Deserialize, Serialize};
 
 /// The most samples.
 pub const SAMPLES_MAX: usize = 100_000;
 const PARTS: usize = 5;
-/// A pivot that is smaller than this says nothing: the samples do not tell these parts apart.
-const PIVOT_MIN: f64 = 1e-9;
 
 /// A step that was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -72,11 +69,7 @@ pub fn fit(samples: &[Sample]) -> Result<Fit, Refused> {
         return Err(refused("samples", "must each have seconds above 0"));
     }
     let rows: Vec<[f64; PARTS]> = samples.iter().map(Sample::row).collect();
-    let scales: [f64; PARTS] =
-        core::array::from_fn(|part| rows.iter().map(|row| row[part] * row[part]).sum::<f64>().sqrt());
-    let best = (1u32..1 << PARTS)
-        .filter_map(|chosen| solve(&rows, &scales, chosen))
-        .min_by(|(_, error), (_, other)| error.total_cmp(other));
+    let best = least_squares::fit(&rows);
     let (found, squares) = best.ok_or_else(|| refused("samples", "tell nothing about how long steps take"))?;
     let [fixed, prefill_token, prefill_pair, sequence, context_token] = found;
     let parts = Parts {
@@ -88,54 +81,6 @@ pub fn fit(samples: &[Sample]) -> Result<Fit, Refused> {
         context_token_seconds: context_token,
     };
     Ok(Fit { parts, relative_error: (squares / samples.len() as f64).sqrt(), samples: samples.len() })
-}
-
-/// The parts of a choice, if none of them is below zero, and the sum of the squared errors.
-fn solve(rows: &[[f64; PARTS]], scales: &[f64; PARTS], chosen: u32) -> Option<([f64; PARTS], f64)> {
-    let chosen: Vec<usize> = (0..PARTS).filter(|part| chosen & (1 << part) != 0).collect();
-    if chosen.iter().any(|part| scales[*part] == 0.0) {
-        return None;
-    }
-    // Columns of length one: seconds of tokens and of whole steps lie nine powers of ten apart.
-    let entry = |row: &[f64; PARTS], part: usize| row[part] / scales[part];
-    let mut matrix: Vec<Vec<f64>> = Vec::new();
-    for left in &chosen {
-        let sums = chosen.iter().map(|right| rows.iter().map(|row| entry(row, *left) * entry(row, *right)).sum());
-        let mut line: Vec<f64> = sums.collect();
-        line.push(rows.iter().map(|row| entry(row, *left)).sum());
-        matrix.push(line);
-    }
-    let scaled = eliminate(matrix)?;
-    let mut parts = [0.0; PARTS];
-    for (part, value) in chosen.iter().zip(scaled) {
-        parts[*part] = value / scales[*part];
-    }
-    if parts.iter().any(|part| *part < 0.0) {
-        return None;
-    }
-    let error = |row: &[f64; PARTS]| row.iter().zip(&parts).map(|(count, part)| count * part).sum::<f64>() - 1.0;
-    Some((parts, rows.iter().map(|row| error(row) * error(row)).sum()))
-}
-
-/// Gauss and Jordan's elimination of a symmetric, positive matrix with its right side as the last column.
-fn eliminate(mut matrix: Vec<Vec<f64>>) -> Option<Vec<f64>> {
-    for column in 0..matrix.len() {
-        let pivot = matrix[column][column];
-        if pivot < PIVOT_MIN {
-            return None;
-        }
-        for entry in &mut matrix[column] {
-            *entry /= pivot;
-        }
-        let line = matrix[column].clone();
-        for (row, other) in matrix.iter_mut().enumerate() {
-            let factor = other[column];
-            if row != column {
-                other.iter_mut().zip(&line).for_each(|(entry, above)| *entry -= factor * above);
-            }
-        }
-    }
-    matrix.iter().map(|line| line.last().copied()).collect()
 }
 
 #[cfg(test)]

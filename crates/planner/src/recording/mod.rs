@@ -5,10 +5,12 @@
 //! its text, so that what was changed, lost or moved is not taken for what happened. Files are read and written by the
 //! binary. Modules are declared in reading order.
 
+mod costs;
 mod observed;
 mod replay;
 mod what_if;
 
+pub use costs::Costs;
 pub use observed::{Figures, Observed};
 pub use replay::{Difference, MachineReplay, Replay, ReplayError};
 pub use what_if::{WhatIf, WhatIfError};

@@ -1,11 +1,15 @@
 //! What a recording says of the world around the worker: who asked for what and when, and what engines cost.
 
-use super::{Entry, Line};
-use crate::node::{Ask, EngineCost, Outcome, STOP_TIME};
+use super::{
+    Entry, Line,
+    costs::{Costs, Others, Samples, Tokens},
+};
+use crate::node::{Ask, EngineCost, Outcome, Run, STOP_TIME};
 use serde::Serialize;
 use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
     Digest, Footprint, Instant, RequestId,
+    gateway::{self, Gateway},
     recording::StepOf,
     worker::{Action, Event, Generation, ModelSpec, Recollection, Settings, StartKind, Worker},
 };
@@ -40,6 +44,10 @@ pub struct Figures {
     pub cold_wait_p50_seconds: f64,
     /// 99 of 100 of these not longer.
     pub cold_wait_p99_seconds: f64,
+    /// How long requests took at the worker from their arrival to the end of their answer: half of them not longer.
+    pub answer_p50_seconds: f64,
+    /// 99 of 100 not longer.
+    pub answer_p99_seconds: f64,
 }
 
 impl Figures {
@@ -51,6 +59,8 @@ impl Figures {
             waits
         };
         let (all, cold) = (waits(false), waits(true));
+        let mut answers = outcome.answers.clone();
+        answers.sort_unstable();
         Self {
             requests,
             warm: outcome.starts.warm,
@@ -64,6 +74,8 @@ impl Figures {
             wait_p99_seconds: nearest_rank(&all, 99),
             cold_wait_p50_seconds: nearest_rank(&cold, 50),
             cold_wait_p99_seconds: nearest_rank(&cold, 99),
+            answer_p50_seconds: nearest_rank(&answers, 50),
+            answer_p99_seconds: nearest_rank(&answers, 99),
         }
     }
 }
@@ -84,6 +96,14 @@ struct Mean {
 impl Mean {
     fn add(&mut self, duration: Duration) {
         (self.sum, self.count) = (self.sum.saturating_add(duration), self.count.saturating_add(1));
+    }
+
+    fn of(duration: Duration) -> Self {
+        Self { sum: duration, count: 1 }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { sum: self.sum.saturating_add(other.sum), count: self.count.saturating_add(other.count) }
     }
 
     fn get(self) -> Option<Duration> {
@@ -111,6 +131,26 @@ pub(super) enum Outside {
     Event(Box<Event>),
 }
 
+/// A request that runs.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    /// Which one it is of `outside`.
+    place: usize,
+    since: Instant,
+    /// How long it ran before it gave way.
+    before: Duration,
+    digest: Digest,
+    others: Others,
+}
+
+/// A request that ran to its end.
+#[derive(Debug, Clone, Copy)]
+struct Ran {
+    place: usize,
+    others: Others,
+    seconds: f64,
+}
+
 /// The worker of a recording.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
@@ -128,8 +168,12 @@ pub struct Observed {
     rewarm: BTreeMap<Digest, Duration>,
     /// Requests that wait: which one it is of `outside`, and since when.
     waiting: BTreeMap<RequestId, (usize, Instant)>,
-    /// Requests that run: which one it is of `outside`, since when, and how long before they gave way.
-    running: BTreeMap<RequestId, (usize, Instant, Duration)>,
+    running: BTreeMap<RequestId, Running>,
+    /// Which one of `outside` a request is, for what the gateway says of it.
+    places: BTreeMap<RequestId, usize>,
+    /// How many tokens those of `outside` had.
+    tokens: BTreeMap<usize, Tokens>,
+    ran: Vec<Ran>,
     loading: BTreeMap<(Digest, Generation), Instant>,
     stopping: BTreeMap<(Digest, Generation), Instant>,
 }
@@ -137,10 +181,13 @@ pub struct Observed {
 impl Observed {
     /// Looks at the next line.
     pub fn take(&mut self, line: Line) {
-        let Line::Worker(entry) = line else { return };
-        match *entry {
-            Entry::Begin { now, machine } => self.begin(now, &machine),
-            Entry::Step(step) => self.step(step),
+        match line {
+            Line::Gateway(Entry::Step(step)) => self.counted(&step),
+            Line::Worker(entry) => match *entry {
+                Entry::Begin { now, machine } => self.begin(now, &machine),
+                Entry::Step(step) => self.step(step),
+            },
+            _ => {}
         }
     }
 
@@ -149,12 +196,25 @@ impl Observed {
         Figures::of(&self.outcome, self.asks)
     }
 
-    /// What the engines of each model are like.
-    pub(super) fn engines(&self) -> BTreeMap<Digest, EngineCost> {
-        let any_run = self.seen.values().fold(Mean::default(), |mut all, seen| {
-            (all.sum, all.count) = (all.sum.saturating_add(seen.run.sum), all.count.saturating_add(seen.run.count));
-            all
+    /// How many tokens one of `outside` had, if the gateway said so.
+    pub(super) fn tokens_of(&self, place: usize) -> Option<Tokens> {
+        self.tokens.get(&place).copied()
+    }
+
+    /// All that was measured, of every model.
+    pub(super) fn samples(&self) -> Samples {
+        let loads = self.seen.values().flat_map(|seen| {
+            let bytes = seen.steady.as_ref().map_or(0, Footprint::total_bytes);
+            seen.loads.iter().map(move |load| (bytes, load.as_secs_f64()))
         });
+        let runs = self.ran.iter().filter_map(|ran| Some((self.tokens_of(ran.place)?, ran.others, ran.seconds)));
+        let stops = self.seen.values().fold(Mean::default(), |all, seen| all.and(seen.stop));
+        Samples { loads: loads.collect(), runs: runs.collect(), stop: stops.get() }
+    }
+
+    /// What the engines of each model are like: as they were, or by these costs.
+    pub(super) fn engines(&self, costs: Option<&Costs>) -> BTreeMap<Digest, EngineCost> {
+        let any_run = self.seen.values().fold(Mean::default(), |all, seen| all.and(seen.run));
         let run = any_run.get().unwrap_or(RUN_ASSUMED);
         let configured = self.outside.iter().filter_map(|(_, outside)| match outside {
             Outside::Event(event) => match &**event {
@@ -168,9 +228,13 @@ impl Observed {
             if seen.loads.is_empty() {
                 seen.loads.push(self.rewarm.get(&spec.digest).copied().unwrap_or_default());
             }
+            let steady = seen.steady.unwrap_or_else(|| spec.steady.clone());
+            if let Some(costs) = costs {
+                (seen.loads, seen.stop) = (costs.loads(steady.total_bytes()), Mean::of(costs.stop()));
+            }
             EngineCost {
                 peak: seen.peak.unwrap_or_else(|| spec.peak.clone()),
-                steady: seen.steady.unwrap_or_else(|| spec.steady.clone()),
+                steady,
                 loads: seen.loads,
                 stop: seen.stop.get().unwrap_or(STOP_TIME),
                 run: seen.run.get().unwrap_or(run),
@@ -210,19 +274,20 @@ impl Observed {
                 // One that is tried again comes as another one.
                 let ask = Ask { request: RequestId(self.asks), digest: *digest, class: *class, run: None };
                 self.waiting.insert(*request, (self.outside.len(), now));
+                self.places.insert(*request, self.outside.len());
                 self.outside.push((now.since(self.began), Outside::Ask(ask)));
             }
             Event::Cancelled { request, cause } => {
                 let waiting = self.waiting.remove(request).map(|(place, _)| place);
-                let place = waiting.or(self.running.get(request).map(|(place, _, _)| *place));
+                let place = waiting.or(self.running.get(request).map(|running| running.place));
                 if let Some((_, Outside::Ask(ask))) = place.and_then(|place| self.outside.get(place)) {
                     let gone = Event::Cancelled { request: ask.request, cause: *cause };
                     self.outside.push((now.since(self.began), Outside::Event(Box::new(gone))));
                 }
             }
             Event::Parked { request } => {
-                if let Some((_, since, before)) = self.running.get_mut(request) {
-                    *before += now.since(*since);
+                if let Some(running) = self.running.get_mut(request) {
+                    running.before += now.since(running.since);
                 }
             }
             Event::Finished { request } => self.finished(now, *request),
@@ -244,11 +309,28 @@ impl Observed {
     }
 
     fn finished(&mut self, now: Instant, request: RequestId) {
-        let Some((place, since, before)) = self.running.remove(&request) else { return };
+        let Some(Running { place, since, before, others, .. }) = self.running.remove(&request) else { return };
         let ran = before + now.since(since);
-        if let Some((_, Outside::Ask(ask))) = self.outside.get_mut(place) {
-            ask.run = Some(ran);
+        if let Some((came, Outside::Ask(ask))) = self.outside.get_mut(place) {
+            ask.run = Some(Run { alone: ran, ..Run::default() });
             self.seen.entry(ask.digest).or_default().run.add(ran);
+            self.outcome.answers.push(now.since(self.began).saturating_sub(*came));
+            self.ran.push(Ran { place, others, seconds: ran.as_secs_f64() });
+        }
+    }
+
+    /// Who runs already when a request of a model starts.
+    fn others(&self, digest: Digest) -> Others {
+        let beside = self.running.values().filter(|running| running.digest == digest).count();
+        Others { beside: beside as f64, elsewhere: (self.running.len() - beside) as f64 }
+    }
+
+    /// What the gateway says of tokens.
+    fn counted(&mut self, step: &StepOf<Gateway>) {
+        if let gateway::Event::Finished { request, prompt_tokens, completion_tokens } = step.event
+            && let Some(place) = self.places.get(&request)
+        {
+            self.tokens.insert(*place, Tokens { prompt: prompt_tokens, output: completion_tokens });
         }
     }
 
@@ -260,14 +342,16 @@ impl Observed {
             Action::Stop { digest, generation } | Action::Kill { digest, generation } => {
                 self.stopping.entry((*digest, *generation)).or_insert(now);
             }
-            Action::Start { request, start, .. } => {
+            Action::Start { request, digest, start, .. } => {
                 if let Some((place, came)) = self.waiting.remove(request) {
                     let waited = now.since(came);
                     self.outcome.started(*start, waited);
                     self.outcome.waits.push((*start, waited));
-                    self.running.insert(*request, (place, now, Duration::ZERO));
-                } else if let Some((_, since, _)) = self.running.get_mut(request) {
-                    *since = now;
+                    let others = self.others(*digest);
+                    let running = Running { place, since: now, before: Duration::ZERO, digest: *digest, others };
+                    self.running.insert(*request, running);
+                } else if let Some(running) = self.running.get_mut(request) {
+                    running.since = now;
                 }
             }
             Action::Reject { request, .. } => {

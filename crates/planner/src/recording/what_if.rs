@@ -1,8 +1,11 @@
 //! A recorded run with other memory or another policy: the same requests and the same engines in the simulated world.
 
-use super::observed::{Figures, Observed, Outside};
+use super::{
+    costs::Costs,
+    observed::{Figures, Observed, Outside},
+};
 use crate::{
-    node::{Node, Outcome},
+    node::{Ask, Node, Outcome},
     report::{POLICIES, Policy},
 };
 use std::time::Duration;
@@ -19,7 +22,7 @@ const LAST_WAIT: Duration = Duration::from_secs(3_600);
 const NEVER: Duration = Duration::from_secs(366 * 86_400);
 
 /// What is to be other than it was.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct WhatIf {
     /// Bytes of host memory, the reserve included.
     pub memory_bytes: Option<Bytes>,
@@ -27,6 +30,8 @@ pub struct WhatIf {
     pub reserve_bytes: Option<Bytes>,
     /// Which parts of the forecast are used.
     pub parts: Option<Parts>,
+    /// What engines cost, instead of what they took.
+    pub costs: Option<Costs>,
 }
 
 /// Why there is no answer.
@@ -71,7 +76,7 @@ impl WhatIf {
     /// What would have come of it. Requests are not parked, and engines that broke while it was recorded do not break.
     pub fn run(&self, observed: &Observed) -> Result<Figures, WhatIfError> {
         let settings = self.settings(observed.settings.as_ref().ok_or(WhatIfError::NoWorker)?)?;
-        let outcome = play(observed, settings).map_err(WhatIfError::Violation)?;
+        let outcome = play(observed, settings, self.costs.as_ref()).map_err(WhatIfError::Violation)?;
         Ok(Figures::of(&outcome, observed.figures().requests))
     }
 
@@ -96,16 +101,19 @@ impl WhatIf {
 }
 
 /// The recorded world around another worker: the one place that knows what simulates it.
-fn play(observed: &Observed, settings: Settings) -> Result<Outcome, Violation> {
-    let mut node = Node::with_engines(settings, observed.engines());
+fn play(observed: &Observed, settings: Settings, costs: Option<&Costs>) -> Result<Outcome, Violation> {
+    let mut node = Node::with_engines(settings, observed.engines(costs));
     node.keep_waits();
     let known = observed.specs.iter().cloned().map(Event::Configure);
     let warm = Event::Remembered { models: observed.recollections.clone() };
     node.warm_up(known.chain([warm]));
-    for (since, outside) in &observed.outside {
+    for (place, (since, outside)) in observed.outside.iter().enumerate() {
         let at = Instant::after(*since);
         match outside {
-            Outside::Ask(ask) => node.ask(at, ask.clone()),
+            Outside::Ask(ask) => {
+                let told = costs.zip(observed.tokens_of(place)).map(|(costs, tokens)| costs.run(tokens, place));
+                node.ask(at, Ask { run: told.or(ask.run), ..ask.clone() });
+            }
             Outside::Event(event) => node.schedule(at, (**event).clone()),
         }
     }

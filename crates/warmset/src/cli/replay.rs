@@ -8,9 +8,12 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use warmset_core::Bytes;
-use warmset_planner::recording::{Difference, Observed, Replay, ReplayError, WhatIf};
+use warmset_planner::recording::{Costs, Difference, Observed, Replay, ReplayError, WhatIf};
 
 /// `warmset replay`
 #[derive(Debug, Args)]
@@ -27,13 +30,19 @@ pub(crate) struct ReplayArguments {
     /// What if another policy decided: warmset, no-preload, no-intervals, no-time-of-day or no-forecast
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    /// What if engines cost what they cost in another recording, of whatever models
+    #[arg(long, value_name = "RECORDING")]
+    costs: Option<PathBuf>,
 }
 
 /// Replays a recording and prints what came of it.
 pub(super) fn run(arguments: &ReplayArguments, output: Output) -> Result<()> {
     let named = || format!("cannot replay {}", arguments.recording.display());
     let reading = Reading::open(&arguments.recording)?;
-    let asks_what_if = arguments.memory.is_some() || arguments.reserve.is_some() || arguments.policy.is_some();
+    let asks_what_if = arguments.memory.is_some()
+        || arguments.reserve.is_some()
+        || arguments.policy.is_some()
+        || arguments.costs.is_some();
     if asks_what_if { what_if(arguments, reading, output) } else { replay(arguments, reading, output) }
         .with_context(named)
 }
@@ -133,12 +142,10 @@ fn difference_text(difference: &Difference) -> String {
 
 fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) -> Result<()> {
     let parts = arguments.policy.as_deref().map(WhatIf::parts_of).transpose()?;
-    let asked = WhatIf { memory_bytes: arguments.memory, reserve_bytes: arguments.reserve, parts };
     let spinner = output.spinner("simulating");
-    let mut observed = Observed::default();
-    while let Some(line) = reading.next()? {
-        observed.take(line);
-    }
+    let costs = arguments.costs.as_deref().map(costs_of).transpose()?;
+    let asked = WhatIf { memory_bytes: arguments.memory, reserve_bytes: arguments.reserve, parts, costs };
+    let observed = observe(&mut reading)?;
     let simulated = WhatIf::default().run(&observed)?;
     let other = asked.run(&observed)?;
     drop(spinner);
@@ -147,6 +154,8 @@ fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) ->
         "memory_bytes": asked.memory_bytes,
         "reserve_bytes": asked.reserve_bytes,
         "policy": arguments.policy,
+        "costs_of": arguments.costs,
+        "costs": asked.costs,
         "recorded": observed.figures(),
         "simulated": simulated,
         "what_if": other,
@@ -154,6 +163,22 @@ fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) ->
     add_ending(&mut document, &reading);
     output.result(&document, what_if_text);
     Ok(())
+}
+
+fn observe(reading: &mut Reading) -> Result<Observed> {
+    let mut observed = Observed::default();
+    while let Some(line) = reading.next()? {
+        observed.take(line);
+    }
+    Ok(observed)
+}
+
+/// What engines cost in another recording.
+fn costs_of(path: &Path) -> Result<Costs> {
+    let observed = observe(&mut Reading::open(path)?).with_context(|| format!("cannot read {}", path.display()))?;
+    Costs::of(&observed).with_context(|| {
+        format!("{} has no load or no answer to tell costs by: record until there are some", path.display())
+    })
 }
 
 fn what_if_text(document: &Value) -> String {
@@ -173,6 +198,8 @@ fn what_if_text(document: &Value) -> String {
                 seconds("wait_p99_seconds"),
                 seconds("cold_wait_p50_seconds"),
                 seconds("cold_wait_p99_seconds"),
+                seconds("answer_p50_seconds"),
+                seconds("answer_p99_seconds"),
             ]
         },
     );
@@ -187,6 +214,8 @@ fn what_if_text(document: &Value) -> String {
         "WAIT P50, S",
         "P99",
         "COLD WAIT P50, S",
+        "P99",
+        "ANSWER P50, S",
         "P99",
     ];
     table(&heads, rows) + &ending_text(document)
