@@ -251,6 +251,9 @@ fn drive(
                 engine.handle(message, &mut |message| outbox.put(&message));
             }
             None => {
+                // What messages brought leaves before the step: others wait for the threads that this engine gives up, and
+                // a request for what is kept of its prompt.
+                outbox.check()?;
                 engine.step(&mut |message| outbox.put(&message));
                 outbox.check()?;
             }
