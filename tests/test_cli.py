@@ -353,6 +353,50 @@ def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
     assert "is for other scenarios" in run_command(["sim", "capacity", "--slots", "8"], check=False).stderr
 
 
+def test_what_was_played_live_stands_beside_what_is_simulated(tmp_path):
+    text = (warmset.ROOT / "scenarios" / "capacity-live.toml").read_text()
+    for old, new in (("hours = 0.13333333333333333", "hours = 0.02"), ("at_hours = 0.04", "at_hours = 0.01"), ("at_hours = 0.09", "at_hours = 0.015")):
+        assert old in text
+        text = text.replace(old, new)
+    scenario, exported, played, page = (tmp_path / name for name in ("pool.toml", "demand.json", "live.json", "pool.html"))
+    scenario.write_text(text)
+    run_command(["sim", str(scenario), "--demand", str(exported)])
+    demand = json.loads(exported.read_text())
+    assert [arrangement["arrangement"] for arrangement in demand["arrangements"]] == ["shared", "dedicated"]
+    counts = {"loads": 3, "failed_loads": 0, "evictions": 1, "preloads_used": 0, "preloads_wasted": 0, "parked": 0}
+    seen = lambda number, request: {
+        "number": number, "second": request["second"], "model": request["model"], "machine": 0, "cold": False,
+        "first_token_seconds": 0.25, "end": "answered", "refusal": None, "ended_seconds": 1.5}
+    of = lambda teams: [seen(number, request) for number, request in enumerate(demand["requests"])
+                        if demand["models"][request["model"]] in teams]
+    fleets = lambda arrangement: [{"counts": [counts] * len(demand["pool"]["team"]), "absences": [], "memory": [], "requests": of(fleet["teams"])}
+                                  for fleet in arrangement["fleets"]]
+    live = {"seed": 1, "arrangements": [{"arrangement": one["arrangement"], "fleets": fleets(one)} for one in demand["arrangements"]]}
+    played.write_text(json.dumps(live))
+    command = ["sim", str(scenario), "--live", str(played), "--html", str(page)]
+    document = json.loads(run_command([*command, "--json"]).stdout)
+    rows = {row["arrangement"]: row for row in document["rows"]}
+    assert set(rows) == {"shared", "shared, unplaced", "dedicated", "shared, live", "dedicated, live"}
+    for name in ("shared", "dedicated"):
+        row = rows[f"{name}, live"]
+        assert row["answered"] == row["requests"] == document["requests"] and row["cost"] == rows[name]["cost"]
+        assert row["first_token_p99_seconds"] == 0.25 and row["answer_p50_seconds"] == 1.5
+        both = next(one for one in document["compared"] if (one["arrangement"], one["team"]) == (name, "all"))["first_token_p50_seconds"]
+        assert both["live"] == 0.25 and both["simulated"] == rows[name]["first_token_p50_seconds"]
+        assert both["ratio"] == pytest.approx(both["live"] / both["simulated"])
+    assert rows["shared, live"]["counts"]["loads"] == 3 * len(demand["pool"]["team"])
+    assert "Live beside simulated" in page.read_text() and "Simulated / live" in run_command(command).stdout
+    for arguments, words in (
+        ([*command, "--seed", "2"], "give --seed 1"),
+        (["sim", "capacity", "--live", str(played)], "was played from another one"),
+        (["sim", str(scenario), "--live", str(tmp_path / "missing.json")], "cannot read"),
+        (["sim", str(scenario), "--live", str(scenario)], "cannot be read"),
+        (["sim", "rare-models", "--live", str(played)], "is for other scenarios"),
+    ):
+        refused = run_command(arguments, check=False)
+        assert refused.returncode == 1 and words in refused.stderr, refused.stderr
+
+
 def test_many_models_and_one_loader_are_simulated(tmp_path):
     text = (warmset.ROOT / "scenarios" / "two-hundred-models.toml").read_text()
     path, page = tmp_path / "loader.toml", tmp_path / "loader.html"

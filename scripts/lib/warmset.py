@@ -511,13 +511,14 @@ class Sampler(threading.Thread):
 
 
 class Events(threading.Thread):
-    """Follows /admin/v1/events and keeps every event with the time it came."""
+    """Follows /admin/v1/events and keeps every event with the time it came; with `after` = 0 those before it, too."""
 
-    def __init__(self, server):
+    def __init__(self, server, after=None):
         super().__init__(daemon=True)
         self.events = []
         self.connection = http.client.HTTPConnection("127.0.0.1", server.admin_port, timeout=PATIENCE_SECONDS)
-        self.connection.request("GET", "/admin/v1/events", headers={"accept": "text/event-stream"})
+        path = "/admin/v1/events" + ("" if after is None else f"?after={after}")
+        self.connection.request("GET", path, headers={"accept": "text/event-stream"})
         self.response = self.connection.getresponse()
         assert self.response.status == 200, self.response.status
 

@@ -207,7 +207,7 @@ fn the_shipped_scenario_shows_what_sharing_saves() {
         let runs = project.run(&task).expect("it holds");
         (task, runs)
     });
-    let report = project.report(results.collect());
+    let report = project.report(results.collect(), &[]);
     let (shared, dedicated) = (&report.fleets[0], &report.rows[0]);
     assert!(shared.met && !dedicated.met, "{shared:?} {dedicated:?}");
     assert!(shared.machines < dedicated.machines && shared.cost < dedicated.cost);

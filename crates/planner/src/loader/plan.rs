@@ -262,7 +262,7 @@ impl Loader {
                 end = end.max(ended);
             }
         }
-        Ok(row(case, hits, seconds, recording.counts.loads, (requests.len(), end)))
+        Ok(row(case, hits, seconds, recording.counts.iter().map(|team| team.loads).sum(), (requests.len(), end)))
     }
 
     /// A machine for so many models that do nothing but run for a while.
@@ -283,6 +283,7 @@ impl Loader {
             prefill_tokens_per_second: 1e9,
             decode_step_seconds: self.service_seconds,
             decode_step_seconds_per_sequence: 0.0,
+            read_step_seconds: None,
             kv_bytes_per_token: 0,
             kept_tokens: 0,
             requests_per_second: case.requests_per_second,

@@ -49,6 +49,10 @@ pub struct Figures {
     pub queue_p50_seconds: Option<f64>,
     /// 99 of 100 of them.
     pub queue_p99_seconds: Option<f64>,
+    /// Half of the complete answers had ended within this.
+    pub answer_p50_seconds: Option<f64>,
+    /// 99 of 100 of them.
+    pub answer_p99_seconds: Option<f64>,
     /// Tokens of complete answers.
     pub output_tokens: u64,
     /// Seconds to the first token at each of [`SHARES`].
@@ -70,10 +74,12 @@ fn share(part: u64, all: u64) -> Option<f64> {
 struct Tally {
     figures: Figures,
     within: u64,
+    begun: u64,
     cold: u64,
     warm_seconds: Vec<f64>,
     cold_seconds: Vec<f64>,
     queue_seconds: Vec<f64>,
+    answer_seconds: Vec<f64>,
 }
 
 impl Tally {
@@ -85,6 +91,7 @@ impl Tally {
             End::Answered => {
                 figures.answered += 1;
                 figures.output_tokens += u64::from(request.output_tokens);
+                self.answer_seconds.extend(record.ended.map(|at| at.since(request.at).as_secs_f64()));
             }
             End::Refused(name) => {
                 figures.refused += 1;
@@ -93,8 +100,10 @@ impl Tally {
             End::Broken => figures.broken += 1,
         }
         let since = |at: Instant| at.since(request.at).as_secs_f64();
-        if let Some(started) = record.started {
-            self.queue_seconds.push(since(started));
+        self.queue_seconds.extend(record.started.map(since));
+        // Callers of a real server see no start before there is a token.
+        if record.started.or(record.first_token).is_some() {
+            self.begun += 1;
             self.cold += u64::from(record.cold);
         }
         let Some(seconds) = record.first_token.map(since) else { return };
@@ -106,14 +115,12 @@ impl Tally {
     }
 
     fn finish(mut self) -> Figures {
-        let begun = self.queue_seconds.len() as u64;
-        for times in [&mut self.warm_seconds, &mut self.cold_seconds, &mut self.queue_seconds] {
-            times.sort_by(f64::total_cmp);
-        }
+        let lists = [&mut self.warm_seconds, &mut self.cold_seconds, &mut self.queue_seconds, &mut self.answer_seconds];
+        lists.into_iter().for_each(|times| times.sort_by(f64::total_cmp));
         let mut all = [&self.warm_seconds[..], &self.cold_seconds[..]].concat();
         all.sort_by(f64::total_cmp);
         Figures {
-            cold_share: share(self.cold, begun),
+            cold_share: share(self.cold, self.begun),
             within_target_share: share(self.within, self.figures.requests),
             warm_p50_seconds: percentile(&self.warm_seconds, 0.5),
             warm_p99_seconds: percentile(&self.warm_seconds, 0.99),
@@ -123,6 +130,8 @@ impl Tally {
             first_token_p99_seconds: percentile(&all, 0.99),
             queue_p50_seconds: percentile(&self.queue_seconds, 0.5),
             queue_p99_seconds: percentile(&self.queue_seconds, 0.99),
+            answer_p50_seconds: percentile(&self.answer_seconds, 0.5),
+            answer_p99_seconds: percentile(&self.answer_seconds, 0.99),
             first_token_seconds: SHARES.iter().filter_map(|share| percentile(&all, *share)).collect(),
             ..self.figures
         }

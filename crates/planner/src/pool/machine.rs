@@ -33,8 +33,8 @@ pub(super) enum Notice {
     Started(RequestId, StartKind),
     /// The first token of its answer.
     FirstToken(RequestId),
-    /// Its answer is complete.
-    Finished(RequestId),
+    /// Its answer is complete; so many tokens of its prompt were there.
+    Finished(RequestId, u64),
     /// It gets none.
     Refused(RequestId, Refusal),
     /// Something that takes time has begun and ends then.
@@ -42,7 +42,8 @@ pub(super) enum Notice {
 }
 
 /// How often what happened in one machine, or in several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Counts {
     /// Loads begun.
     pub loads: u64,
@@ -74,6 +75,7 @@ impl Counts {
 struct Running {
     generation: Generation,
     output_started: bool,
+    cached_tokens: u64,
 }
 
 enum Inner {
@@ -96,7 +98,8 @@ pub(super) struct Machine<'a> {
     inner: VecDeque<Inner>,
     random: fastrand::Rng,
     pub(super) notices: Vec<Notice>,
-    pub(super) counts: Counts,
+    /// Of each team's models.
+    pub(super) counts: Vec<Counts>,
 }
 
 /// The identity of a model by its number. None is all zeros: that is nobody's.
@@ -147,7 +150,7 @@ impl<'a> Machine<'a> {
             inner: VecDeque::new(),
             random: fastrand::Rng::with_seed(seed),
             notices: Vec::new(),
-            counts: Counts::default(),
+            counts: vec![Counts::default(); pool.team.len()],
         };
         let hours = pool.start_hour + now.since(Instant::ZERO).as_secs_f64() / 3_600.0;
         let (weekday, second) = ((hours / 24.0) as u64 % 7, (hours * 3_600.0) as u64 % 86_400);
@@ -267,16 +270,21 @@ impl<'a> Machine<'a> {
     fn reach(&mut self, now: Instant) {
         let seconds = now.since(self.computed_at).as_secs_f64() / self.slowdown();
         (self.computed_at, self.now) = (now, now);
-        let mut happened = Vec::new();
-        for engine in self.engines.values_mut().filter(|engine| engine.is_busy()) {
+        let (mut happened, mut held) = (Vec::new(), Vec::new());
+        for (generation, engine) in self.engines.iter_mut().filter(|(_, engine)| engine.is_busy()) {
             engine.advance(seconds);
-            engine.take_due(&mut happened);
+            held.extend(
+                engine.take_due(&mut happened).into_iter().map(|threads| (engine.digest, *generation, threads)),
+            );
         }
         for progress in happened {
             match progress {
                 Progress::FirstToken(request) => self.first_token(request),
                 Progress::Finished(request) => self.finished(request),
             }
+        }
+        for (digest, generation, threads) in held {
+            self.tell_worker(worker::Event::ThreadsHeld { digest, generation, threads });
         }
     }
 
@@ -295,7 +303,7 @@ impl<'a> Machine<'a> {
             let digest = engine.digest;
             self.tell_worker(worker::Event::Progress { digest, generation: running.generation });
         }
-        self.notices.push(Notice::Finished(request));
+        self.notices.push(Notice::Finished(request, running.cached_tokens));
         self.tell_worker(worker::Event::Finished { request });
         let (prompt_tokens, completion_tokens) = (asked.prompt_tokens, asked.output_tokens);
         self.tell_gateway(gateway::Event::Finished { request, prompt_tokens, completion_tokens });
@@ -383,10 +391,10 @@ impl<'a> Machine<'a> {
             }
             Action::Reject { request, rejection } => self.reject(request, rejection),
             Action::SetThreads { digest, generation, threads } => {
-                if let Some(engine) = self.engines.get_mut(&generation) {
-                    engine.threads = threads;
+                let engine = self.engines.get_mut(&generation);
+                if engine.is_none_or(|engine| engine.set_threads(threads)) {
+                    self.next_worker(Event::ThreadsHeld { digest, generation, threads });
                 }
-                self.next_worker(Event::ThreadsHeld { digest, generation, threads });
             }
             Action::Measure { digest, generation } => {
                 let team = &self.pool.team[self.demand.models[model_of(digest)]];
@@ -427,14 +435,17 @@ impl<'a> Machine<'a> {
             let tokens = u64::from(asked.prompt_tokens).saturating_sub(known).max(1);
             let first = core::mem::take(&mut engine.first_request_seconds);
             Sequence {
+                cached_tokens: known,
                 read_left_seconds: tokens as f64 / team.prefill_tokens_per_second + first,
                 tokens_left: f64::from(asked.output_tokens),
+                begun: false,
+                waits_steps: 0,
                 stopped: false,
             }
         });
         engine.push(request, Sequence { stopped: false, ..sequence });
-        let output_started = sequence.read_left_seconds <= 0.0;
-        self.running.insert(request, Running { generation, output_started });
+        let Sequence { begun: output_started, cached_tokens, .. } = sequence;
+        self.running.insert(request, Running { generation, output_started, cached_tokens });
         if resumed.is_none() {
             self.notices.push(Notice::Started(request, start));
         }
@@ -479,16 +490,18 @@ impl<'a> Machine<'a> {
     }
 
     fn note(&mut self, fact: Fact) {
+        let team = fact.digest().and_then(|digest| self.demand.models.get(model_of(digest)));
+        let Some(counts) = team.and_then(|team| self.counts.get_mut(*team)) else { return };
         match fact {
             Fact::StateChanged { digest, state } => {
                 self.next_gateway(gateway::Event::WorkerState { worker: WORKER, digest, state });
             }
-            Fact::LoadStarted { .. } => self.counts.loads += 1,
-            Fact::LoadRefused { .. } => self.counts.failed_loads += 1,
-            Fact::EvictionStarted { reason: EvictionReason::Memory, .. } => self.counts.evictions += 1,
-            Fact::Preloaded { outcome: PreloadOutcome::Used, .. } => self.counts.preloads_used += 1,
-            Fact::Preloaded { outcome: PreloadOutcome::Wasted, .. } => self.counts.preloads_wasted += 1,
-            Fact::Parked { .. } => self.counts.parked += 1,
+            Fact::LoadStarted { .. } => counts.loads += 1,
+            Fact::LoadRefused { .. } => counts.failed_loads += 1,
+            Fact::EvictionStarted { reason: EvictionReason::Memory, .. } => counts.evictions += 1,
+            Fact::Preloaded { outcome: PreloadOutcome::Used, .. } => counts.preloads_used += 1,
+            Fact::Preloaded { outcome: PreloadOutcome::Wasted, .. } => counts.preloads_wasted += 1,
+            Fact::Parked { .. } => counts.parked += 1,
             _ => {}
         }
     }

@@ -13,12 +13,15 @@ mod engine;
 mod machine;
 mod placement;
 mod prompts;
+mod turns;
 
 pub mod record;
 pub mod world;
 
+pub mod compared;
 pub mod export;
 pub mod figures;
+pub mod live;
 pub mod page;
 pub mod report;
 

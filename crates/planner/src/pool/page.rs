@@ -1,7 +1,9 @@
 //! The report of the capacity project as a page.
 
 use super::{
+    compared::{Both, Compared},
     figures::{Figures, SHARES},
+    live::LIVE,
     report::{Arrangement, MemoryReport, Report},
     scenario::Plan,
 };
@@ -19,6 +21,10 @@ pub fn page(plan: &Plan, report: &Report, seed: u64) -> Result<String, PlotError
     ));
     page.heading(&format!("{} machines, shared and dedicated", pool.machines));
     teams(&mut page, report);
+    if !report.compared.is_empty() {
+        page.heading("Live beside simulated");
+        compared(&mut page, report);
+    }
     page.heading("While a machine was away");
     away(&mut page, report);
     page.heading("Time to the first token");
@@ -91,6 +97,53 @@ fn cells(name: &str, figures: &Figures, (cost, per_million): (f64, Option<f64>))
         money(Some(cost)),
         money(per_million),
     ]
+}
+
+/// What stands in a column of the comparison: its name, its figure, and how both sides of that are written.
+type Column = (&'static str, &'static str, fn(&Both) -> String);
+
+const COLUMNS: [Column; 7] = [
+    ("loads", "loads", counts_text),
+    ("evictions", "evictions", counts_text),
+    ("within target, %", "within_target_share", shares_text),
+    ("first token p50, s", "first_token_p50_seconds", times_text),
+    ("first token p99, s", "first_token_p99_seconds", times_text),
+    ("answer p50, s", "answer_p50_seconds", times_text),
+    ("answer p99, s", "answer_p99_seconds", times_text),
+];
+
+fn compared(page: &mut Page, report: &Report) {
+    page.text(
+        "The same requests, at the same moments, to real servers; simulated / live, and the second by the first.",
+    );
+    let heads: Vec<&str> = std::iter::once("machines, team").chain(COLUMNS.map(|(head, ..)| head)).collect();
+    let rows = report.compared.iter().map(|row: &Compared| {
+        let cell = |(_, name, text): Column| row.figures.get(name).map_or_else(String::new, text);
+        let name = format!("{}, {}", row.arrangement, row.team);
+        (row.team == "all", std::iter::once(name).chain(COLUMNS.map(cell)).collect())
+    });
+    page.table(&heads, &rows.collect::<Vec<_>>());
+}
+
+fn both_text(both: &Both, text: impl Fn(f64) -> String) -> String {
+    let side = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), &text);
+    format!("{} / {}", side(both.simulated), side(both.live))
+}
+
+fn with_ratio(both: &Both, text: String) -> String {
+    both.ratio.map(|ratio| format!("{text} ({ratio:.2})")).unwrap_or(text)
+}
+
+fn counts_text(both: &Both) -> String {
+    with_ratio(both, both_text(both, |count| format!("{count:.0}")))
+}
+
+fn times_text(both: &Both) -> String {
+    with_ratio(both, both_text(both, seconds_text))
+}
+
+fn shares_text(both: &Both) -> String {
+    both_text(both, |share| format!("{:.1}", 100.0 * share))
 }
 
 fn away(page: &mut Page, report: &Report) {
@@ -183,9 +236,12 @@ fn costs(page: &mut Page, report: &Report) -> Result<(), PlotError> {
         (false, cells)
     });
     let rows: Vec<_> = rows.collect();
-    let names = ["shared", "dedicated"];
+    let live =
+        LIVE.map(|(_, live)| live).into_iter().filter(|live| report.rows.iter().any(|row| row.arrangement == *live));
+    let names: Vec<&str> = ["shared", "dedicated"].into_iter().chain(live).collect();
     let series = names.iter().enumerate().map(|(number, name)| {
-        let fleets = report.fleets.iter().filter(|row| row.arrangement == *name);
+        let played = report.rows.iter().filter(|row| LIVE.iter().any(|(_, live)| *live == row.arrangement));
+        let fleets = report.fleets.iter().chain(played).filter(|row| row.arrangement == *name);
         let points = fleets.filter_map(|row: &Arrangement| Some((row.cost, row.figures.first_token_p99_seconds?)));
         Series { points: points.collect(), marked: true, colour: number }
     });

@@ -67,23 +67,28 @@ pub struct Recording {
     pub memory: Vec<Memory>,
     /// Times without a machine.
     pub absences: Vec<Absence>,
-    /// What happened how often.
-    pub counts: Counts,
+    /// What happened how often to the models of each team.
+    pub counts: Vec<Counts>,
     /// Events that were played.
     pub events: u64,
 }
 
 impl Recording {
-    pub(super) fn new(demand: &Demand) -> Self {
+    pub(super) fn new(demand: &Demand, teams: usize) -> Self {
         let record =
             Record { started: None, cold: false, first_token: None, end: End::Unfinished, ended: None, machine: None };
         Self {
             records: vec![record; demand.requests.len()],
             memory: Vec::new(),
             absences: Vec::new(),
-            counts: Counts::default(),
+            counts: vec![Counts::default(); teams],
             events: 0,
         }
+    }
+
+    /// What happened in one life of a machine.
+    pub(super) fn add(&mut self, counts: &[Counts]) {
+        self.counts.iter_mut().zip(counts).for_each(|(all, more)| all.add(more));
     }
 
     pub(super) fn sent(&mut self, number: usize, machine: usize) {

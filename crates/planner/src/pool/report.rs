@@ -1,6 +1,7 @@
 //! The capacity project: one demand, one shared pool, and machines of each team's own; what each costs and what callers see.
 
 use super::{
+    compared::{Compared, compare},
     demand::Demand,
     figures::{Figures, figures},
     machine::Counts,
@@ -36,7 +37,7 @@ pub type Runs = Vec<(Fleet, Recording)>;
 /// One way to use machines.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Arrangement {
-    /// `shared`, the same with every model on every machine, or `dedicated`.
+    /// `shared`, the same with every model on every machine, or `dedicated`; how these went live.
     pub arrangement: &'static str,
     /// Machines in all.
     pub machines: usize,
@@ -72,6 +73,8 @@ pub struct TeamFigures {
     pub cost: f64,
     /// That by a million tokens of its complete answers.
     pub cost_per_million_output_tokens: Option<f64>,
+    /// What happened how often to its models.
+    pub counts: Counts,
     /// Its requests.
     #[serde(flatten)]
     pub figures: Figures,
@@ -130,6 +133,8 @@ pub struct Report {
     pub fleets: Vec<Arrangement>,
     /// Who held which memory in the two.
     pub memory: Vec<MemoryReport>,
+    /// What was played live beside what was simulated.
+    pub compared: Vec<Compared>,
 }
 
 /// A demand and what is to be run of it.
@@ -151,6 +156,10 @@ impl<'a> Project<'a> {
 
     pub(super) fn pool(&self) -> &Pool {
         &self.plan.pool
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// The scenario's machines, shared.
@@ -230,9 +239,9 @@ impl<'a> Project<'a> {
         self.arrangement("", std::slice::from_ref(run)).met
     }
 
-    /// What came of everything that was run.
-    pub fn report(&self, results: Vec<(Task, Runs)>) -> Report {
-        let mut report = Report { rows: Vec::new(), fleets: Vec::new(), memory: Vec::new() };
+    /// What came of everything that was run, and of what was played live.
+    pub fn report(&self, results: Vec<(Task, Runs)>, live: &[(&'static str, Runs)]) -> Report {
+        let mut report = Report { rows: Vec::new(), fleets: Vec::new(), memory: Vec::new(), compared: Vec::new() };
         let mut least: Vec<Runs> = Vec::new();
         for (task, runs) in results {
             match task {
@@ -256,6 +265,11 @@ impl<'a> Project<'a> {
         }
         report.fleets.sort_by_key(|row| row.machines);
         report.fleets.extend(self.dedicated_fleets(&least));
+        for (name, runs) in live {
+            report.rows.push(self.arrangement(name, runs));
+            report.memory.push(self.memory(name, runs));
+        }
+        report.compared = compare(&report.rows);
         report
     }
 
@@ -295,11 +309,13 @@ impl<'a> Project<'a> {
         let away: Vec<Away> = absences.into_iter().map(|absence| self.away(absence, &records, taken)).collect();
         let enough = |team: &TeamFigures| team.figures.within_target_share.is_none_or(|kept| kept >= pool.target_share);
         let mut counts = Counts::default();
-        runs.iter().for_each(|(_, recording)| counts.add(&recording.counts));
+        runs.iter().flat_map(|(_, recording)| &recording.counts).for_each(|team| counts.add(team));
         Arrangement {
             arrangement: name,
             machines,
-            machines_by_team: (name == "dedicated").then(|| runs.iter().map(|(fleet, _)| fleet.machines()).collect()),
+            machines_by_team: name
+                .starts_with("dedicated")
+                .then(|| runs.iter().map(|(fleet, _)| fleet.machines()).collect()),
             machine_hours,
             cost,
             cost_per_million_output_tokens: per_million(cost, figures.output_tokens),
@@ -326,6 +342,7 @@ impl<'a> Project<'a> {
                     memory_gigabyte_hours: held[*team],
                     cost,
                     cost_per_million_output_tokens: per_million(cost, figures.output_tokens),
+                    counts: recording.counts[*team],
                     figures,
                 });
             }

@@ -149,6 +149,9 @@ pub struct Team {
     /// How much longer it takes for each further answer that is written at the same time.
     #[serde(default)]
     pub decode_step_seconds_per_sequence: f64,
+    /// If given, engines do one thing after the other: a step reads at most this long of one prompt, then writes one token
+    /// of each answer. If not, reading and writing go on side by side.
+    pub read_step_seconds: Option<f64>,
     /// Bytes of the state of a request for each of its tokens: what parking it takes.
     #[serde(default)]
     pub kv_bytes_per_token: Bytes,
@@ -379,6 +382,10 @@ impl Team {
             (
                 within(self.decode_step_seconds_per_sequence, 0.0, 60.0),
                 "decode_step_seconds_per_sequence must be between 0 and 60",
+            ),
+            (
+                self.read_step_seconds.is_none_or(|seconds| within(seconds, 0.001, 60.0)),
+                "read_step_seconds must be between 0.001 and 60",
             ),
             (self.kv_bytes_per_token <= 1 << 30, "kv_bytes_per_token must be at most 2^30"),
             (within(self.requests_per_second, 1e-6, 1e4), "requests_per_second must be between 0.000001 and 10000"),

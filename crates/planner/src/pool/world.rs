@@ -2,7 +2,7 @@
 
 use super::{
     demand::{Demand, Request},
-    machine::{Counts, Machine, Notice, model_of},
+    machine::{Machine, Notice, model_of},
     placement::place,
     record::{End, Memory, Recording},
     scenario::{Lost, Pool},
@@ -74,7 +74,6 @@ struct Place<'a> {
     open: BTreeSet<usize>,
     remembered: Vec<Recollection>,
     lost_at: Instant,
-    counts: Counts,
 }
 
 /// A request that has not ended.
@@ -118,10 +117,8 @@ pub fn play(pool: &Pool, demand: &Demand, fleet: &Fleet, seed: u64, checked: boo
     }
     world.now = end;
     world.check()?;
-    for place in &mut world.places {
-        let counts = place.machine.as_ref().map(|machine| machine.counts).unwrap_or_default();
-        place.counts.add(&counts);
-        world.recording.counts.add(&place.counts);
+    for machine in world.places.iter().filter_map(|place| place.machine.as_ref()) {
+        world.recording.add(&machine.counts);
     }
     Ok(world.recording)
 }
@@ -138,7 +135,7 @@ impl<'a> World<'a> {
             places: Vec::new(),
             queue: EventQueue::default(),
             ways: vec![None; demand.requests.len()],
-            recording: Recording::new(demand),
+            recording: Recording::new(demand, pool.team.len()),
             checked,
         };
         for machine in 0..fleet.machines() {
@@ -149,7 +146,6 @@ impl<'a> World<'a> {
                 open: BTreeSet::new(),
                 remembered: Vec::new(),
                 lost_at: Instant::ZERO,
-                counts: Counts::default(),
             });
             world.start(machine);
             world.enter(machine);
@@ -291,7 +287,7 @@ impl<'a> World<'a> {
                     self.recording.started(request.0 as usize, self.now, start == StartKind::Cold);
                 }
                 Notice::FirstToken(request) => self.first_token(request.0 as usize),
-                Notice::Finished(request) => self.finished(request.0 as usize),
+                Notice::Finished(request, cached) => self.finished(request.0 as usize, cached),
                 Notice::Refused(request, refusal) => self.refused(request.0 as usize, &refusal),
             }
         }
@@ -304,9 +300,9 @@ impl<'a> World<'a> {
         }
     }
 
-    fn finished(&mut self, number: usize) {
+    fn finished(&mut self, number: usize, cached_tokens: u64) {
         let request = &self.demand.requests[number];
-        let usage = Usage { prompt_tokens: u64::from(request.prompt_tokens), cached_tokens: None };
+        let usage = Usage { prompt_tokens: u64::from(request.prompt_tokens), cached_tokens: Some(cached_tokens) };
         self.leave(number, Outcome::Finished, Some(usage));
         self.recording.end(number, self.now, End::Answered);
     }
@@ -347,7 +343,7 @@ impl<'a> World<'a> {
     fn lose(&mut self, number: usize, away: Duration) {
         let place = &mut self.places[number];
         let Some(machine) = place.machine.take() else { return };
-        place.counts.add(&machine.counts);
+        self.recording.add(&machine.counts);
         place.remembered = machine.recollections();
         (place.lost_at, place.wake_at) = (self.now, None);
         let open: Vec<usize> = place.open.iter().copied().collect();

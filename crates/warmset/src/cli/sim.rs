@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     if loader::Plan::is_described_by(&description) {
         return sim_loader::run(&description, arguments, output);
     }
-    arguments.refuse(&["--capacity-tokens", "--html"], "this one is about models")?;
+    arguments.refuse(&["--capacity-tokens", "--html", "--live"], "this one is about models")?;
     let policies = policies(&arguments.compare)?;
     let scenario = Scenario::parse(&description)
         .with_context(|| format!("in {}", arguments.scenario))?
@@ -134,6 +134,12 @@ fn described(name: &str) -> Result<String> {
     }
     read(File::open(name).with_context(|| format!("cannot read {name}"))?, SCENARIO_BYTES_MAX)
         .with_context(|| format!("cannot read {name}"))
+}
+
+/// What was played live, as text.
+pub(super) fn read_live(path: &Path) -> Result<String> {
+    let name = || format!("cannot read {}", path.display());
+    read(File::open(path).with_context(name)?, FILE_BYTES_MAX).with_context(name)
 }
 
 /// A trace as text, unpacked if it is packed.

@@ -39,6 +39,9 @@ pub(crate) struct SimArguments {
     /// Write every request into this file, as JSON: for each at least its second and its model
     #[arg(long, value_name = "FILE")]
     pub(crate) demand: Option<PathBuf>,
+    /// What was played live of the same requests, to stand beside what is simulated (for a pool of machines)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) live: Option<PathBuf>,
     /// Write tables and plots into this file: one page of HTML that needs nothing else
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
@@ -72,6 +75,7 @@ impl SimArguments {
             ("--demand", self.demand.is_some()),
             ("--capacity-tokens", !self.capacity_tokens.is_empty()),
             ("--html", self.html.is_some()),
+            ("--live", self.live.is_some()),
         ];
         match given.iter().find(|(option, given)| *given && options.contains(option)) {
             Some((option, _)) => bail!("{option} is for other scenarios: {why}"),

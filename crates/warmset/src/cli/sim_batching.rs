@@ -12,7 +12,7 @@ use warmset_planner::batching::plan::Plan;
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
     arguments.refuse(
-        &["--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html"],
+        &["--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html", "--live"],
         "this one is about steps of engines",
     )?;
     let plan = Plan::parse(text).with_context(|| format!("in {}", arguments.scenario))?;

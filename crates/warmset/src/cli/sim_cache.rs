@@ -14,7 +14,7 @@ use warmset_planner::cache::{
 
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
-    arguments.refuse(&["--slots", "--load-seconds", "--demand"], "this one is about blocks of KV")?;
+    arguments.refuse(&["--slots", "--load-seconds", "--demand", "--live"], "this one is about blocks of KV")?;
     let plan = Plan::parse(text)
         .and_then(|plan| plan.with(&arguments.capacity_tokens))
         .with_context(|| format!("in {}", arguments.scenario))?;

@@ -13,7 +13,7 @@ use warmset_planner::loader::{
 /// Runs a plan and prints what came of it.
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
     arguments.refuse(
-        &["--trace", "--compare", "--slots", "--load-seconds", "--demand", "--capacity-tokens"],
+        &["--trace", "--compare", "--slots", "--load-seconds", "--demand", "--capacity-tokens", "--live"],
         "this one is about one loader",
     )?;
     let plan = Plan::parse(text).with_context(|| format!("in {}", arguments.scenario))?;

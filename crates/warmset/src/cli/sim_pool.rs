@@ -1,12 +1,15 @@
 //! `warmset sim` of the capacity project: shared machines and each team's own, what they cost and what callers see.
 
-use super::{sim::on_all_cores, sim_arguments::SimArguments};
+use super::{
+    sim::{on_all_cores, read_live},
+    sim_arguments::SimArguments,
+};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use warmset_planner::pool::{
     page::page,
-    report::{Project, Report},
+    report::{Project, Report, Runs},
     scenario::Plan,
 };
 
@@ -19,9 +22,13 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
     let plan = Plan::parse(text).with_context(|| format!("in {}", arguments.scenario))?;
     let project = Project::new(&plan, arguments.seed);
     arguments.write_demand(&project.export())?;
+    let live = match &arguments.live {
+        Some(path) => project.read_live(&read_live(path)?).with_context(|| format!("cannot use {}", path.display()))?,
+        None => Vec::new(),
+    };
     let report = {
         let _spinner = output.spinner(&format!("playing {} requests to fleets of each size", project.requests()));
-        play(&project)?
+        play(&project, &live)?
     };
     let document = json!({
         "scenario": arguments.scenario,
@@ -35,13 +42,14 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
         "rows": report.rows,
         "fleets": report.fleets,
         "memory": report.memory,
+        "compared": report.compared,
     });
     arguments.write_page(|| page(&plan, &report, arguments.seed))?;
     output.result(&document, as_text);
     Ok(())
 }
 
-fn play(project: &Project<'_>) -> Result<Report> {
+fn play(project: &Project<'_>, live: &[(&'static str, Runs)]) -> Result<Report> {
     let tasks = project.tasks();
     let mut results = Vec::new();
     for (task, runs) in tasks.iter().zip(on_all_cores(&tasks, |task| project.run(task))) {
@@ -50,7 +58,7 @@ fn play(project: &Project<'_>) -> Result<Report> {
             Err(violation) => bail!("a machine broke the invariant {violation}: please report it"),
         }
     }
-    Ok(project.report(results))
+    Ok(project.report(results, live))
 }
 
 fn as_text(document: &Value) -> String {
@@ -93,12 +101,13 @@ fn as_text(document: &Value) -> String {
         ]
     });
     format!(
-        "{}\n{} requests in {} hours, seed {}\n\n{}\nWhile a machine was away\n{}\nFleets of other sizes\n{}",
+        "{}\n{} requests in {} hours, seed {}\n\n{}\n{}While a machine was away\n{}\nFleets of other sizes\n{}",
         text_of(document, "description"),
         text_of(document, "requests"),
         text_of(document, "hours"),
         text_of(document, "seed"),
         table(&heads, teams),
+        compared(&items(&document["compared"])),
         table(
             &[
                 "MACHINES",
@@ -116,6 +125,39 @@ fn as_text(document: &Value) -> String {
         ),
         table(&["MACHINES", "HOW MANY", "BY TEAM", "COST", "WITHIN TARGET", "P99, S", "AS PROMISED"], sizes),
     )
+}
+
+/// What was played live beside what was simulated, if anything was.
+fn compared(rows: &[Value]) -> String {
+    let both = |row: &Value, key: &str, digits: usize| {
+        let figure = |which: &str| number(&row[key], which, digits);
+        format!("{} / {} ({})", figure("simulated"), figure("live"), number(&row[key], "ratio", 2))
+    };
+    let lines = rows.iter().map(|row| {
+        vec![
+            text_of(row, "arrangement"),
+            text_of(row, "team"),
+            both(row, "loads", 0),
+            both(row, "evictions", 0),
+            both(row, "within_target_share", 3),
+            both(row, "first_token_p50_seconds", 3),
+            both(row, "first_token_p99_seconds", 2),
+            both(row, "answer_p50_seconds", 2),
+            both(row, "answer_p99_seconds", 2),
+        ]
+    });
+    let heads = [
+        "MACHINES",
+        "TEAM",
+        "LOADS",
+        "EVICTIONS",
+        "WITHIN TARGET",
+        "FIRST TOKEN P50, S",
+        "P99",
+        "ANSWER P50, S",
+        "P99",
+    ];
+    if rows.is_empty() { String::new() } else { format!("Simulated / live (ratio)\n{}\n", table(&heads, lines)) }
 }
 
 fn line(arrangement: &str, team: &str, row: &Value) -> Vec<String> {

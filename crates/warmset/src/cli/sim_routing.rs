@@ -10,7 +10,7 @@ use warmset_planner::routing::plan::Plan;
 pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Result<()> {
     let plan = Plan::parse(text)?;
     arguments.refuse(
-        &["--trace", "--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html"],
+        &["--trace", "--slots", "--load-seconds", "--demand", "--capacity-tokens", "--html", "--live"],
         "this one is about replicas",
     )?;
     let policies = Plan::policies(&arguments.compare)?;
