@@ -2,7 +2,8 @@
 //! others run. So a recording tells what models would cost that are not in it.
 //!
 //! What a line leaves of what was measured is not noise to be left out: callers who wait longest wait for the slowest
-//! loads. The shares by which loads and requests took longer or shorter than the line says come again, in turn.
+//! loads. The shares by which loads took longer or shorter than the line says come again, in turn, and so do the seconds
+//! by which requests did: a busy machine holds up a short answer as long as a long one.
 
 use super::Observed;
 use crate::{
@@ -13,7 +14,7 @@ use serde::Serialize;
 use std::time::Duration;
 use warmset_core::Bytes;
 
-/// The most shares of each kind that come again: more tell no more.
+/// The most of each kind that come again: more tell no more.
 const SHARES_MAX: usize = 1_000;
 /// What took no time at all cannot be compared with anything.
 const SECONDS_MIN: f64 = 1e-6;
@@ -75,7 +76,7 @@ pub struct Costs {
     #[serde(skip)]
     load_shares: Vec<f64>,
     #[serde(skip)]
-    request_shares: Vec<f64>,
+    request_more_seconds: Vec<f64>,
 }
 
 impl Costs {
@@ -88,6 +89,7 @@ impl Costs {
             runs.iter().map(|(tokens, others, seconds)| (shape(*tokens, *others), seconds.max(SECONDS_MIN))).collect();
         let (load, load_error, load_shares) = fit(&load_rows)?;
         let (request, request_error, request_shares) = fit(&run_rows)?;
+        let more_seconds = request_shares.iter().zip(&run_rows).map(|(share, (_, seconds))| seconds - seconds / share);
         Some(Self {
             load_seconds: load[0],
             load_seconds_per_byte: load[1],
@@ -102,7 +104,7 @@ impl Costs {
             request_error,
             requests: runs.len(),
             load_shares,
-            request_shares,
+            request_more_seconds: more_seconds.collect(),
         })
     }
 
@@ -121,14 +123,14 @@ impl Costs {
 
     /// How long the request runs that comes as this one.
     pub(super) fn run(&self, tokens: Tokens, number: usize) -> Run {
-        let share = self.request_shares[number % self.request_shares.len()];
+        let more_seconds = self.request_more_seconds[number % self.request_more_seconds.len()];
         let [fixed, prompt, output, ..] = shape(tokens, Others::default());
         let parts =
             [(fixed, self.request_seconds), (prompt, self.prompt_token_seconds), (output, self.output_token_seconds)];
         let alone = parts.iter().map(|(count, seconds)| count * seconds).sum::<f64>();
-        let duration = |seconds: f64| Duration::from_secs_f64(seconds * share);
+        let duration = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0));
         Run {
-            alone: duration(alone),
+            alone: duration(alone + more_seconds),
             for_each_beside: duration(output * self.output_token_seconds_beside),
             for_each_elsewhere: duration(output * self.output_token_seconds_elsewhere),
         }
