@@ -397,6 +397,26 @@ def test_what_was_played_live_stands_beside_what_is_simulated(tmp_path):
         assert refused.returncode == 1 and words in refused.stderr, refused.stderr
 
 
+def test_what_changes_in_a_pool_is_simulated_with_and_without(tmp_path):
+    outputs = [run_command(["sim", "changes", "--json"]).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
+    document = json.loads(outputs[0])
+    names = ["as described", "none joins", "there from the beginning", "no new version", "no region lost", "weights everywhere"]
+    assert [row["variant"] for row in document["rows"]] == names
+    windows = [window["what"] for window in document["rows"][0]["windows"]]
+    assert windows == ["burst of chat", "rollout of chat 1", "loss of north"]
+    for row in document["rows"]:
+        assert row["requests"] == document["requests"]
+        assert row["requests"] == row["answered"] + row["refused"] + row["broken"] + row["unfinished"]
+    text = run_command(["sim", "changes"]).stdout
+    assert all(word in text for word in (*names, *windows, "side by side")), text
+    path = tmp_path / "pool.toml"
+    path.write_text((warmset.ROOT / "scenarios" / "changes.toml").read_text().replace("up_after_seconds = ", "up_after = 1 # "))
+    refused = run_command(["sim", str(path)], check=False)
+    assert refused.returncode == 1 and "up_after" in refused.stderr, refused.stderr
+    assert "is for other scenarios" in run_command(["sim", "changes", "--demand", "x"], check=False).stderr
+
+
 def test_many_models_and_one_loader_are_simulated(tmp_path):
     text = (warmset.ROOT / "scenarios" / "two-hundred-models.toml").read_text()
     path, page = tmp_path / "loader.toml", tmp_path / "loader.html"

@@ -2,6 +2,7 @@
 
 use super::pinned_lru::{self, World};
 use crate::pool::{
+    course::Course,
     demand::{Demand, Popularity, Request, exponential},
     figures::percentile,
     record::End,
@@ -9,7 +10,7 @@ use crate::pool::{
     world::{Fleet, play},
 };
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{Bytes, Instant, Priority, targets::Targets};
 
 /// What is shipped: the name, and the file as it is in `scenarios/`.
@@ -252,7 +253,8 @@ impl Loader {
             output_tokens: 2,
         });
         let demand = Demand::of_requests(asked.collect(), vec![0; self.models]);
-        let fleet = Fleet { teams: vec![0], lost: Vec::new(), models: vec![(0..self.models).collect()] };
+        let models = vec![(0..self.models).collect()];
+        let fleet = Fleet { teams: vec![0], lost: Vec::new(), models, course: Course::default() };
         let recording = play(&pool, &demand, &fleet, seed, false)?;
         let (mut hits, mut seconds, mut end) = (0, Vec::new(), Instant::ZERO);
         for (record, (at, _)) in recording.records.iter().zip(requests) {
@@ -271,6 +273,7 @@ impl Loader {
             name: "all".to_owned(),
             class: Priority::Standard,
             dedicated_machines: 1,
+            regions: BTreeMap::new(),
             machines_per_model: None,
             models: self.models,
             pinned: self.pinned,
@@ -316,6 +319,13 @@ impl Loader {
             slow_disk: Vec::new(),
             failing_loads: Vec::new(),
             burst: Vec::new(),
+            join: Vec::new(),
+            rollout: Vec::new(),
+            region: Vec::new(),
+            region_bytes_per_second: None,
+            weights_everywhere: true,
+            notice_seconds: 0.0,
+            origin_bytes_per_second: None,
         }
     }
 

@@ -3,15 +3,20 @@
 //! Nothing is decided here. What one machine wants is carried out, and what follows is told to both, in the order in which
 //! the run loops of a server would.
 
+mod promotion;
+
+pub use promotion::{Promoted, Strategy};
+
 use super::{
     demand::{Demand, Request},
     engine::{Engine, Progress, Sequence},
     prompts::Beginning,
-    scenario::{Pool, Team},
+    scenario::Pool,
 };
 use crate::node;
+use promotion::Versions;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 use warmset_core::{
@@ -39,6 +44,21 @@ pub(super) enum Notice {
     Refused(RequestId, Refusal),
     /// Something that takes time has begun and ends then.
     Later(Instant, worker::Event),
+    /// A load waits for weights that are not here.
+    Fetch(Digest, Option<Generation>),
+    /// A name stands for its new version, or for the old one still.
+    Promoted(Promoted),
+}
+
+/// What a machine has when it is started.
+#[derive(Debug, Clone)]
+pub(super) struct Start<'a> {
+    /// The models that it serves.
+    pub(super) models: &'a [usize],
+    /// Weights that are not there.
+    pub(super) lacks: BTreeSet<Digest>,
+    /// Models whose name stands for the new version.
+    pub(super) switched: &'a BTreeSet<usize>,
 }
 
 /// How often what happened in one machine, or in several.
@@ -92,6 +112,11 @@ pub(super) struct Machine<'a> {
     engines: BTreeMap<Generation, Engine>,
     running: BTreeMap<RequestId, Running>,
     parked: BTreeMap<RequestId, Sequence>,
+    /// Models whose weights are not here.
+    lacks: BTreeSet<Digest>,
+    /// Models that stay as long as they are served.
+    pinned: BTreeSet<usize>,
+    versions: Versions,
     /// Up to when engines have computed.
     computed_at: Instant,
     now: Instant,
@@ -103,10 +128,17 @@ pub(super) struct Machine<'a> {
 }
 
 /// The identity of a model by its number. None is all zeros: that is nobody's.
-fn digest_of(model: usize) -> Digest {
+pub(super) fn digest_of(model: usize) -> Digest {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&(model as u64 + 1).to_be_bytes());
     Digest(bytes)
+}
+
+/// The identity of a model's new version, where it gets one.
+pub(super) fn successor_of(model: usize) -> Digest {
+    let mut digest = digest_of(model);
+    digest.0[8] = 1;
+    digest
 }
 
 /// The number of a model by its identity.
@@ -129,8 +161,8 @@ fn worker_settings(pool: &Pool) -> worker::Settings {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine that is started now and serves these models.
-    pub(super) fn new(pool: &'a Pool, demand: &'a Demand, models: &[usize], now: Instant, seed: u64) -> Self {
+    /// A machine that is started now.
+    pub(super) fn new(pool: &'a Pool, demand: &'a Demand, start: Start<'_>, now: Instant, seed: u64) -> Self {
         let settings = gateway::Settings {
             queue_limit: pool.queue_limit,
             queue_limit_per_model: pool.queue_limit,
@@ -145,6 +177,9 @@ impl<'a> Machine<'a> {
             engines: BTreeMap::new(),
             running: BTreeMap::new(),
             parked: BTreeMap::new(),
+            lacks: start.lacks,
+            pinned: BTreeSet::new(),
+            versions: Versions::of(start.switched.iter().copied()),
             computed_at: now,
             now,
             inner: VecDeque::new(),
@@ -159,18 +194,20 @@ impl<'a> Machine<'a> {
         machine.tell_gateway(gateway::Event::WorkerUp { worker: WORKER });
         let mut ranks = vec![0; pool.team.len()];
         for (model, team) in demand.models.iter().enumerate() {
-            let pinned = ranks[*team] < pool.team[*team].pinned;
+            if ranks[*team] < pool.team[*team].pinned {
+                machine.pinned.insert(model);
+            }
             ranks[*team] += 1;
-            if models.contains(&model) {
-                machine.configure(model, &pool.team[*team], pinned);
+            if start.models.contains(&model) {
+                machine.configure(machine.versions.meaning(model), machine.pinned.contains(&model));
             }
         }
         machine
     }
 
-    fn configure(&mut self, model: usize, team: &Team, pinned: bool) {
-        let Ok(name) = ModelName::parse(&format!("model-{model}")) else { return };
-        let digest = digest_of(model);
+    fn configure(&mut self, digest: Digest, pinned: bool) {
+        let team = &self.pool.team[self.demand.models[model_of(digest)]];
+        let Ok(name) = ModelName::parse(&format!("model-{}", model_of(digest))) else { return };
         self.tell_worker(worker::Event::Configure(ModelSpec {
             digest,
             name: name.clone(),
@@ -224,13 +261,19 @@ impl<'a> Machine<'a> {
     /// A request comes.
     pub(super) fn arrive(&mut self, now: Instant, request: RequestId, asked: &Request) {
         self.reach(now);
+        let patience = Duration::from_secs_f64(self.pool.patience_seconds);
+        self.admit_or_hold(request, asked, now + patience);
+    }
+
+    /// A request goes to the gateway, for the digest that its name means.
+    fn admit(&mut self, request: RequestId, asked: &Request, digest: Digest, patience: Duration) {
         let team = &self.pool.team[asked.team];
         self.tell_gateway(gateway::Event::Arrived {
             request,
             tenant: TenantId::new(&team.name),
-            digest: digest_of(asked.model),
+            digest,
             class: team.class,
-            patience: Duration::from_secs_f64(self.pool.patience_seconds),
+            patience,
         });
     }
 
@@ -238,6 +281,16 @@ impl<'a> Machine<'a> {
     pub(super) fn happen(&mut self, now: Instant, event: worker::Event) {
         self.reach(now);
         self.tell_worker(event);
+    }
+
+    /// Weights that loads wait for are here.
+    pub(super) fn fetched(&mut self, now: Instant, digest: Digest, seconds: f64, loads: &[Generation]) {
+        self.reach(now);
+        self.lacks.remove(&digest);
+        for generation in loads {
+            self.tell_worker(worker::Event::Verified { digest, generation: *generation, seconds });
+        }
+        self.go_on();
     }
 
     /// A moment that it asked for has come.
@@ -249,11 +302,13 @@ impl<'a> Machine<'a> {
         if self.gateway.next_timer().is_some_and(|at| at <= now) {
             self.tell_gateway(gateway::Event::Timer);
         }
+        self.go_on();
     }
 
     /// When it wants to be woken.
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        let timers = self.worker.next_timer().into_iter().chain(self.gateway.next_timer());
+        let machines = self.worker.next_timer().into_iter().chain(self.gateway.next_timer());
+        let timers = machines.chain(self.versions.next_timer());
         let slowdown = self.slowdown();
         let due = self.engines.values().filter(|engine| engine.is_busy()).filter_map(Engine::due_seconds);
         let due = due.min_by(f64::total_cmp).map(|seconds| self.computed_at + up(seconds * slowdown));
@@ -303,6 +358,7 @@ impl<'a> Machine<'a> {
             let digest = engine.digest;
             self.tell_worker(worker::Event::Progress { digest, generation: running.generation });
         }
+        self.versions.ended(request);
         self.notices.push(Notice::Finished(request, running.cached_tokens));
         self.tell_worker(worker::Event::Finished { request });
         let (prompt_tokens, completion_tokens) = (asked.prompt_tokens, asked.output_tokens);
@@ -323,8 +379,13 @@ impl<'a> Machine<'a> {
         self.settle();
     }
 
-    /// Everything that follows at once.
+    /// Everything that follows at once, and what promotions make of it.
     fn settle(&mut self) {
+        self.settle_machines();
+        self.go_on();
+    }
+
+    fn settle_machines(&mut self) {
         while let Some(inner) = self.inner.pop_front() {
             match inner {
                 Inner::Gateway(event) => {
@@ -361,7 +422,10 @@ impl<'a> Machine<'a> {
                     self.next_gateway(gateway::Event::Failed { request });
                 }
             }
-            gateway::Action::Refuse { request, refusal } => self.notices.push(Notice::Refused(request, refusal)),
+            gateway::Action::Refuse { request, refusal } => {
+                self.versions.ended(request);
+                self.notices.push(Notice::Refused(request, refusal));
+            }
             gateway::Action::Prewarm { digest, .. } => self.next_worker(worker::Event::LoadWanted { digest }),
             gateway::Action::Position { .. } => {}
         }
@@ -370,6 +434,9 @@ impl<'a> Machine<'a> {
     fn do_for_worker(&mut self, action: worker::Action) {
         use worker::{Action, Event};
         match action {
+            Action::Verify { digest, generation } if self.lacks.contains(&digest) => {
+                self.notices.push(Notice::Fetch(digest, Some(generation)));
+            }
             Action::Verify { digest, generation } => {
                 self.next_worker(Event::Verified { digest, generation, seconds: 0.0 });
             }
@@ -426,6 +493,7 @@ impl<'a> Machine<'a> {
 
     fn start(&mut self, request: RequestId, digest: Digest, generation: Generation, start: StartKind) {
         let (Some(asked), Some(engine)) = (self.asked(request), self.engines.get_mut(&generation)) else { return };
+        self.versions.judge(request, digest);
         let team = &self.pool.team[asked.team];
         let resumed = self.parked.remove(&request);
         let sequence = resumed.unwrap_or_else(|| {
@@ -494,6 +562,7 @@ impl<'a> Machine<'a> {
         let Some(counts) = team.and_then(|team| self.counts.get_mut(*team)) else { return };
         match fact {
             Fact::StateChanged { digest, state } => {
+                self.versions.told_state(digest, state);
                 self.next_gateway(gateway::Event::WorkerState { worker: WORKER, digest, state });
             }
             Fact::LoadStarted { .. } => counts.loads += 1,
@@ -508,6 +577,7 @@ impl<'a> Machine<'a> {
 
     /// Every invariant of both machines, and that models hold no more than there is.
     pub(super) fn check(&self) -> Result<(), String> {
+        self.versions.check()?;
         self.gateway.check().map_err(|violation| violation.to_string())?;
         self.worker.check(self.now).map_err(|violation| format!("{violation:?}"))?;
         let held: u64 = self.ledger().iter().map(|line| line.private.total()).sum();

@@ -6,10 +6,14 @@
 
 pub mod scenario;
 
+pub mod course;
+pub mod regions;
+
 pub mod demand;
 mod faults;
 
 mod engine;
+mod links;
 mod machine;
 mod placement;
 mod prompts;
@@ -18,6 +22,7 @@ mod turns;
 pub mod record;
 pub mod world;
 
+pub mod changes;
 pub mod compared;
 pub mod export;
 pub mod figures;
@@ -25,4 +30,4 @@ pub mod live;
 pub mod page;
 pub mod report;
 
-pub use machine::Counts;
+pub use machine::{Counts, Promoted, Strategy};

@@ -1,7 +1,10 @@
 //! What is noted of a run: of each request when what happened to it, and who held which memory.
 
-use super::{demand::Demand, machine::Counts};
-use std::time::Duration;
+use super::{
+    demand::Demand,
+    machine::{Counts, Promoted},
+};
+use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{Bytes, Instant};
 
 /// How a request ended.
@@ -58,6 +61,30 @@ pub struct Absence {
     pub until: Instant,
 }
 
+/// Weights that a machine fetched.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fetched {
+    /// Which machine.
+    pub machine: usize,
+    /// How many.
+    pub bytes: Bytes,
+    /// When they were there.
+    pub at: Instant,
+    /// How long that took.
+    pub seconds: f64,
+}
+
+/// A promotion on one machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Promotion {
+    /// Which.
+    pub machine: usize,
+    /// When the name changed its meaning, or it was clear that it does not.
+    pub ended: Instant,
+    /// What came of it.
+    pub promoted: Promoted,
+}
+
 /// All of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recording {
@@ -71,6 +98,16 @@ pub struct Recording {
     pub counts: Vec<Counts>,
     /// Events that were played.
     pub events: u64,
+    /// A request that ended more than once: there must be none.
+    pub(super) ended_again: Option<usize>,
+    /// Weights that were fetched, in the order of their arrival.
+    pub fetches: Vec<Fetched>,
+    /// Promotions that came to an end, in its order.
+    pub promotions: Vec<Promotion>,
+    /// Requests that entered in another region than their caller's.
+    pub failovers: u64,
+    /// When machines had left in good order.
+    pub departures: BTreeMap<usize, Instant>,
 }
 
 impl Recording {
@@ -83,12 +120,24 @@ impl Recording {
             absences: Vec::new(),
             counts: vec![Counts::default(); teams],
             events: 0,
+            ended_again: None,
+            fetches: Vec::new(),
+            promotions: Vec::new(),
+            failovers: 0,
+            departures: BTreeMap::new(),
         }
     }
 
     /// What happened in one life of a machine.
     pub(super) fn add(&mut self, counts: &[Counts]) {
         self.counts.iter_mut().zip(counts).for_each(|(all, more)| all.add(more));
+    }
+
+    /// What happened to the models of all teams.
+    pub(super) fn all_counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.counts.iter().for_each(|team| counts.add(team));
+        counts
     }
 
     pub(super) fn sent(&mut self, number: usize, machine: usize) {
@@ -114,6 +163,8 @@ impl Recording {
         let record = &mut self.records[number];
         if record.end == End::Unfinished {
             (record.end, record.ended) = (end, Some(now));
+        } else {
+            self.ended_again.get_or_insert(number);
         }
     }
 

@@ -375,9 +375,7 @@ impl<'a> Project<'a> {
         let samples = (pool.hours * 3_600.0 / pool.sample_seconds) as usize + 1;
         let mut entries: Vec<Entry> = Vec::new();
         for (model, team) in self.demand.models.iter().enumerate() {
-            let rank = self.demand.models.iter().take(model).filter(|other| *other == team).count() + 1;
-            let name = format!("{} {rank}", pool.team[*team].name);
-            entries.push(Entry { model: name, team: *team, gigabytes: vec![0.0; samples] });
+            entries.push(Entry { model: pool.name_of(model), team: *team, gigabytes: vec![0.0; samples] });
         }
         let step = Duration::from_secs_f64(pool.sample_seconds).as_secs_f64();
         for memory in runs.iter().flat_map(|(_, recording)| &recording.memory) {

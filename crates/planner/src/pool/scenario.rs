@@ -1,10 +1,17 @@
 //! A pool as its file describes it: machines, the teams that ask them, what their models cost, and what goes wrong.
 
+use super::{
+    course::{Join, Rollout},
+    regions::Region,
+};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use warmset_core::{Bytes, Priority, targets::Targets};
 
 /// What is shipped: the name, and the file as it is in `scenarios/`.
 pub const SHIPPED: (&str, &str) = ("capacity", include_str!("../../../../scenarios/capacity.toml"));
+/// The one in which something changes.
+pub const SHIPPED_CHANGES: (&str, &str) = ("changes", include_str!("../../../../scenarios/changes.toml"));
 
 /// Machines of one fleet.
 pub const MACHINES_MAX: usize = 64;
@@ -15,14 +22,14 @@ const MODELS_MAX: usize = 10_000;
 /// Requests that a scenario expects on average: what a run keeps in memory.
 const REQUESTS_MAX: f64 = 5e6;
 /// A fortnight.
-const HOURS_MAX: f64 = 336.0;
+pub(super) const HOURS_MAX: f64 = 336.0;
 /// Tokens of anything.
 const TOKENS_MAX: u32 = 1 << 20;
 /// Faults of one kind.
 const FAULTS_MAX: usize = 100;
 /// Bytes of one machine.
 const MEMORY_BYTES_MAX: Bytes = 1 << 45;
-const SECONDS_MAX: f64 = 1e6;
+pub(super) const SECONDS_MAX: f64 = 1e6;
 /// Samples of memory that one run keeps.
 const SAMPLES_MAX: f64 = 10_000.0;
 
@@ -107,6 +114,25 @@ pub struct Pool {
     /// Times at which a team asks more often.
     #[serde(default)]
     pub burst: Vec<Burst>,
+    /// Machines that come while it runs.
+    #[serde(default)]
+    pub join: Vec<Join>,
+    /// Models that get a new version while it runs.
+    #[serde(default)]
+    pub rollout: Vec<Rollout>,
+    /// What gives weights to machines that lack them, to all who fetch at the same time together.
+    pub origin_bytes_per_second: Option<f64>,
+    /// Places with machines of their own; one if none is named.
+    #[serde(default)]
+    pub region: Vec<Region>,
+    /// What gives weights to the machines of a region that has not got them, to all of them together.
+    pub region_bytes_per_second: Option<f64>,
+    /// Whether every region has the weights of all models. If not, those of the teams whose callers are there.
+    #[serde(default)]
+    pub weights_everywhere: bool,
+    /// How long callers take to learn that a region is lost, or back.
+    #[serde(default = "notice_seconds")]
+    pub notice_seconds: f64,
 }
 
 /// One team: its models, what they cost, and when it asks.
@@ -118,10 +144,14 @@ pub struct Team {
     /// The class of its requests.
     #[serde(default = "standard")]
     pub class: Priority,
-    /// Machines of its own where nothing is shared.
+    /// Machines of its own where nothing is shared: that is looked at where nothing changes.
+    #[serde(default)]
     pub dedicated_machines: usize,
     /// How many machines serve each of its models; all if not said.
     pub machines_per_model: Option<usize>,
+    /// The regions of its callers, each with its share of the traffic; all alike if none is named.
+    #[serde(default)]
+    pub regions: BTreeMap<String, f64>,
     /// How many models it has.
     pub models: usize,
     /// How many of them, the most often asked for, are pinned.
@@ -234,6 +264,10 @@ pub struct Burst {
     pub times: f64,
 }
 
+fn notice_seconds() -> f64 {
+    30.0
+}
+
 fn two() -> u32 {
     2
 }
@@ -281,14 +315,14 @@ impl Plan {
 }
 
 /// The first rule that is broken, as an error.
-fn first_broken(rules: &[(bool, &str)], who: &str) -> Result<(), PlanError> {
+pub(super) fn first_broken(rules: &[(bool, &str)], who: &str) -> Result<(), PlanError> {
     match rules.iter().find(|(holds, _)| !holds) {
         Some((_, broken)) => Err(PlanError::Value(format!("{who}{broken}"))),
         None => Ok(()),
     }
 }
 
-fn within(value: f64, least: f64, most: f64) -> bool {
+pub(super) fn within(value: f64, least: f64, most: f64) -> bool {
     (least..=most).contains(&value)
 }
 
@@ -318,13 +352,17 @@ impl Pool {
             ((1..=TEAMS_MAX).contains(&self.team.len()), "team must be there 1 to 64 times"),
             ((1..=MODELS_MAX).contains(&models), "models must be between 1 and 10000 over all teams"),
             (requests <= REQUESTS_MAX, "requests_per_second and hours make more than 5000000 requests"),
-            (dedicated == self.machines, "dedicated_machines must be as many over all teams as machines"),
+            (
+                dedicated == self.machines || self.changes(),
+                "dedicated_machines must be as many over all teams as machines",
+            ),
         ];
         first_broken(&rules, "")?;
         for team in &self.team {
             team.check(self)?;
         }
-        self.check_faults()
+        self.check_faults()?;
+        self.check_changes()
     }
 
     fn check_faults(&self) -> Result<(), PlanError> {
@@ -362,7 +400,10 @@ impl Team {
         let named_twice = pool.team.iter().filter(|other| other.name == self.name).count() > 1;
         let rules = [
             (!self.name.is_empty() && !named_twice, "name must be given, and once only"),
-            ((1..=MACHINES_MAX).contains(&self.dedicated_machines), "dedicated_machines must be between 1 and 64"),
+            (
+                (1..=MACHINES_MAX).contains(&self.dedicated_machines) || pool.changes(),
+                "dedicated_machines must be between 1 and 64",
+            ),
             ((1..=MODELS_MAX).contains(&self.models), "models must be between 1 and 10000"),
             (
                 self.machines_per_model.is_none_or(|count| (1..=MACHINES_MAX).contains(&count)),

@@ -1,16 +1,24 @@
 //! Several machines behind `core::Router`, as `warmset gateway` has them, on one virtual clock.
 
+mod moves;
+mod regions;
+mod rollouts;
+
 use super::{
+    course::Course,
     demand::{Demand, Request},
-    machine::{Machine, Notice, model_of},
+    links::Link,
+    machine::{Machine, Notice, Start, model_of},
     placement::place,
     record::{End, Memory, Recording},
     scenario::{Lost, Pool},
 };
 use crate::events::{EventQueue, Rank};
+use regions::REGION_LOST;
+use rollouts::Progress;
 use std::{collections::BTreeSet, time::Duration};
 use warmset_core::{
-    Instant, RequestId,
+    Digest, Instant, RequestId,
     gateway::Refusal,
     routing::{
         Ask, Ended, ModelKey, Outcome, ReplicaId, ReplicaSettings, Report, Router, Settings, Ticket, Usage, Verdict,
@@ -39,16 +47,18 @@ pub struct Fleet {
     pub lost: Vec<Lost>,
     /// The models that each machine serves.
     pub models: Vec<Vec<usize>>,
+    /// What of it changes.
+    pub course: Course,
 }
 
 impl Fleet {
     /// So many machines for these teams, each model on as many of them as its team says, or on all.
     pub fn new(pool: &Pool, demand: &Demand, (teams, machines): (Vec<usize>, usize), lost: Vec<Lost>) -> Self {
         let models = place(pool, demand, &teams, machines);
-        Self { teams, lost, models }
+        Self { teams, lost, models, course: Course::default() }
     }
 
-    /// How many machines.
+    /// How many machines, those that are not always there included.
     pub fn machines(&self) -> usize {
         self.models.len()
     }
@@ -56,11 +66,17 @@ impl Fleet {
 
 enum Event {
     Arrival(usize),
+    Enter { number: usize, region: usize },
     Machine { machine: usize, life: u32, event: Box<worker::Event> },
     Wake { machine: usize },
     Lose { machine: usize, away: Duration },
+    LoseRegion { region: usize, away: Duration },
     Return { machine: usize },
     Look { machine: usize },
+    Join { machine: usize },
+    Leave { machine: usize },
+    LinkDue,
+    Promote { rollout: usize, machine: usize },
     Tick,
     Sample,
 }
@@ -74,6 +90,12 @@ struct Place<'a> {
     open: BTreeSet<usize>,
     remembered: Vec<Recollection>,
     lost_at: Instant,
+    /// Models whose weights are not there.
+    lacks: BTreeSet<Digest>,
+    /// It gets nothing new.
+    leaving: bool,
+    /// Models whose name stands for the new version.
+    switched: BTreeSet<usize>,
 }
 
 /// A request that has not ended.
@@ -92,11 +114,20 @@ pub(super) struct World<'a> {
     fleet: &'a Fleet,
     seed: u64,
     now: Instant,
-    router: Router,
+    /// One for each region.
+    routers: Vec<Router>,
+    /// Until when regions are lost.
+    down_until: Vec<Instant>,
     places: Vec<Place<'a>>,
     queue: EventQueue<Event>,
     ways: Vec<Option<Way>>,
     recording: Recording,
+    /// What gives weights to those who lack them, for each region from its own and from others; and the one moment to look at
+    /// them that counts.
+    links: Vec<Link>,
+    link_due_at: Option<Instant>,
+    /// Where each rollout of the course is.
+    rollouts: Vec<Progress>,
     /// Whether every invariant is checked after every event.
     checked: bool,
 }
@@ -125,20 +156,27 @@ pub fn play(pool: &Pool, demand: &Demand, fleet: &Fleet, seed: u64, checked: boo
 
 impl<'a> World<'a> {
     fn new(pool: &'a Pool, demand: &'a Demand, fleet: &'a Fleet, seed: u64, checked: bool) -> Self {
+        let regions = pool.region.len().max(1);
+        let settings = Settings { mirror_bytes: MIRROR_BYTES, groups_max: GROUPS_MAX, ..Settings::default() };
         let mut world = Self {
             pool,
             demand,
             fleet,
             seed,
             now: Instant::ZERO,
-            router: Router::new(Settings { mirror_bytes: MIRROR_BYTES, groups_max: GROUPS_MAX, ..Settings::default() }),
+            routers: (0..regions).map(|_| Router::new(settings.clone())).collect(),
+            down_until: vec![Instant::ZERO; regions],
             places: Vec::new(),
             queue: EventQueue::default(),
             ways: vec![None; demand.requests.len()],
             recording: Recording::new(demand, pool.team.len()),
+            links: Vec::new(),
+            link_due_at: None,
+            rollouts: Vec::new(),
             checked,
         };
         for machine in 0..fleet.machines() {
+            let lacks = world.lacked_at_first(machine);
             world.places.push(Place {
                 machine: None,
                 life: 0,
@@ -146,10 +184,18 @@ impl<'a> World<'a> {
                 open: BTreeSet::new(),
                 remembered: Vec::new(),
                 lost_at: Instant::ZERO,
+                lacks,
+                leaving: false,
+                switched: BTreeSet::new(),
             });
-            world.start(machine);
-            world.enter(machine);
+            if !fleet.course.stays.contains_key(&machine) {
+                world.start(machine);
+                world.enter(machine);
+            }
         }
+        world.plan_stays();
+        world.plan_rollouts();
+        world.plan_regions();
         for (number, request) in demand.requests.iter().enumerate() {
             if fleet.teams.contains(&request.team) {
                 world.queue.push(request.at, Rank::Arrival, Event::Arrival(number));
@@ -177,14 +223,16 @@ impl<'a> World<'a> {
             capacity_tokens: None,
             prefill_tokens_per_second: None,
         };
-        self.router.add(ReplicaId(machine as u32), settings);
+        self.router_of(machine).add(ReplicaId(machine as u32), settings);
     }
 
     fn start(&mut self, number: usize) {
         let place = &mut self.places[number];
         place.life += 1;
         let seed = self.seed ^ ((number as u64) << 32) ^ u64::from(place.life);
-        let mut machine = Machine::new(self.pool, self.demand, &self.fleet.models[number], self.now, seed);
+        let models = &self.fleet.models[number];
+        let start = Start { models, lacks: place.lacks.clone(), switched: &place.switched };
+        let mut machine = Machine::new(self.pool, self.demand, start, self.now, seed);
         let away = self.now.since(place.lost_at);
         let mut models = core::mem::take(&mut place.remembered);
         models.iter_mut().for_each(|model| model.age += away);
@@ -195,7 +243,8 @@ impl<'a> World<'a> {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Arrival(number) => self.send(number, None),
+            Event::Arrival(number) => self.arrive(number),
+            Event::Enter { number, region } => self.enter_region(number, region),
             Event::Machine { machine, life, event } => {
                 let now = self.now;
                 let place = &mut self.places[machine];
@@ -217,20 +266,30 @@ impl<'a> World<'a> {
                 }
             }
             Event::Lose { machine, away } => self.lose(machine, away),
-            Event::Return { machine } => self.start(machine),
+            Event::LoseRegion { region, away } => self.lose_region(region, away),
+            Event::Return { machine } if self.recording.departures.contains_key(&machine) => {}
+            Event::Return { machine } => {
+                if !self.waits_for_region(machine, |machine| Event::Return { machine }) {
+                    self.start(machine);
+                }
+            }
+            Event::Join { machine } => self.join(machine),
+            Event::Leave { machine } => self.begin_leaving(machine),
+            Event::LinkDue => self.link_due(),
+            Event::Promote { rollout, machine } => self.promote(rollout, machine),
             Event::Look { machine } => self.look(machine),
             Event::Tick => {
-                self.router.tick(self.now);
+                self.routers.iter_mut().for_each(|router| router.tick(self.now));
                 self.queue.push(self.now + TICK, Rank::Timer, Event::Tick);
             }
             Event::Sample => self.sample(),
         }
     }
 
-    /// Sends a request to where the router says.
-    fn send(&mut self, number: usize, failed: Option<ReplicaId>) {
+    /// Sends a request to where the router of a region says.
+    fn send(&mut self, number: usize, region: usize, failed: Option<ReplicaId>) {
         let Some(request) = self.demand.requests.get(number) else { return };
-        let Some((machine, ticket)) = self.route(request, failed) else {
+        let Some((machine, ticket)) = self.route(request, region, failed) else {
             // Nobody else can answer: what the first one said stands.
             let end = if failed.is_some() { End::Refused("machine_lost") } else { End::Refused("no_machine") };
             return self.recording.end(number, self.now, end);
@@ -250,7 +309,12 @@ impl<'a> World<'a> {
         }
     }
 
-    fn route(&mut self, request: &Request, failed: Option<ReplicaId>) -> Option<(usize, Option<Ticket>)> {
+    fn route(
+        &mut self,
+        request: &Request,
+        region: usize,
+        failed: Option<ReplicaId>,
+    ) -> Option<(usize, Option<Ticket>)> {
         if self.fleet.machines() == 1 {
             // There is nothing to choose.
             return Some((0, None));
@@ -263,7 +327,7 @@ impl<'a> World<'a> {
             streamed: true,
             excluded: failed,
         };
-        let decision = self.router.decide(self.now, &ask).ok()?;
+        let decision = self.routers[region].decide(self.now, &ask).ok()?;
         Some((decision.replica.0 as usize, Some(decision.ticket)))
     }
 
@@ -283,6 +347,8 @@ impl<'a> World<'a> {
                 Notice::Later(at, event) => {
                     self.queue.push(at, Rank::Completion, Event::Machine { machine, life, event: Box::new(event) });
                 }
+                Notice::Fetch(digest, load) => self.fetch(machine, digest, load),
+                Notice::Promoted(promoted) => self.promoted(machine, &promoted),
                 Notice::Started(request, start) => {
                     self.recording.started(request.0 as usize, self.now, start == StartKind::Cold);
                 }
@@ -295,8 +361,9 @@ impl<'a> World<'a> {
 
     fn first_token(&mut self, number: usize) {
         self.recording.first_token(number, self.now);
-        if let Some(ticket) = self.ways[number].and_then(|way| way.ticket) {
-            self.router.first_token(self.now, ticket);
+        if let Some(Way { machine, ticket: Some(ticket), .. }) = self.ways[number] {
+            let now = self.now;
+            self.router_of(machine).first_token(now, ticket);
         }
     }
 
@@ -314,54 +381,81 @@ impl<'a> World<'a> {
         let begun = self.recording.has_begun(number);
         let output_started = begun || self.now.since(way.sent_at) > STREAM_GRACE;
         let ended = Ended { outcome, output_started, retried: way.retried, usage };
-        way.ticket.map_or(Verdict::Over, |ticket| self.router.ended(self.now, ticket, ended))
+        let (now, router) = (self.now, self.router_of(way.machine));
+        let verdict = way.ticket.map_or(Verdict::Over, |ticket| router.ended(now, ticket, ended));
+        self.depart_if_idle(way.machine);
+        verdict
     }
 
     fn refused(&mut self, number: usize, refusal: &Refusal) {
         let (name, outcome) = told(refusal);
-        let machine = self.ways[number].map(|way| ReplicaId(way.machine as u32));
+        let Some(Way { machine, .. }) = self.ways[number] else { return };
         match self.leave(number, outcome, None) {
-            Verdict::RetryElsewhere => self.send(number, machine),
+            Verdict::RetryElsewhere => self.send_elsewhere(number, machine),
             Verdict::Over => self.recording.end(number, self.now, End::Refused(name)),
         }
     }
 
     /// The machine of a request is gone.
     fn lost(&mut self, number: usize) {
-        let machine = self.ways[number].map(|way| ReplicaId(way.machine as u32));
+        let Some(Way { machine, .. }) = self.ways[number] else { return };
         let verdict = self.leave(number, Outcome::Lost, None);
-        if let Some(machine) = machine {
-            self.router.reported(self.now, machine, Report::MayHaveRestarted);
-        }
+        self.report(machine, Report::MayHaveRestarted);
+        let all_lost = self.is_lost_with_region(machine);
         match verdict {
-            Verdict::RetryElsewhere => self.send(number, machine),
-            Verdict::Over if self.recording.has_begun(number) => self.recording.end(number, self.now, End::Broken),
-            Verdict::Over => self.recording.end(number, self.now, End::Refused("machine_lost")),
+            Verdict::RetryElsewhere if !all_lost => self.send_elsewhere(number, machine),
+            _ if self.recording.has_begun(number) => self.recording.end(number, self.now, End::Broken),
+            _ if all_lost => self.recording.end(number, self.now, End::Refused(REGION_LOST)),
+            _ => self.recording.end(number, self.now, End::Refused("machine_lost")),
         }
     }
 
+    fn send_elsewhere(&mut self, number: usize, machine: usize) {
+        self.send(number, self.region_of(machine), Some(ReplicaId(machine as u32)));
+    }
+
+    /// The router of a machine hears of it.
+    fn report(&mut self, machine: usize, report: Report) {
+        let now = self.now;
+        self.router_of(machine).reported(now, ReplicaId(machine as u32), report);
+    }
+
     fn lose(&mut self, number: usize, away: Duration) {
-        let place = &mut self.places[number];
-        let Some(machine) = place.machine.take() else { return };
-        self.recording.add(&machine.counts);
-        place.remembered = machine.recollections();
-        (place.lost_at, place.wake_at) = (self.now, None);
-        let open: Vec<usize> = place.open.iter().copied().collect();
+        if !self.put_away(number) {
+            return;
+        }
+        let open: Vec<usize> = self.places[number].open.iter().copied().collect();
         self.recording.away(number, self.now, away);
         open.into_iter().for_each(|request| self.lost(request));
         self.queue.push(self.now + away, Rank::Completion, Event::Return { machine: number });
         self.queue.push(self.now + TICK, Rank::Timer, Event::Look { machine: number });
     }
 
+    /// A machine stops, if it is there; what it knew and counted stays.
+    fn put_away(&mut self, number: usize) -> bool {
+        let place = &mut self.places[number];
+        let Some(machine) = place.machine.take() else { return false };
+        self.recording.add(&machine.counts);
+        place.remembered = machine.recollections();
+        (place.lost_at, place.wake_at) = (self.now, None);
+        self.links.iter_mut().for_each(|link| link.drop_machine(self.now, number));
+        self.look_at_links();
+        self.promote_again(number);
+        true
+    }
+
     /// Whether a machine that was gone answers again.
     fn look(&mut self, number: usize) {
-        let (id, healthy) = (ReplicaId(number as u32), self.places[number].machine.is_some());
+        if self.recording.departures.contains_key(&number) {
+            return;
+        }
+        let healthy = self.places[number].machine.is_some();
         if healthy {
-            self.router.reported(self.now, id, Report::Restarted);
+            self.report(number, Report::Restarted);
         } else {
             self.queue.push(self.now + TICK, Rank::Timer, Event::Look { machine: number });
         }
-        self.router.reported(self.now, id, Report::Probe { healthy });
+        self.report(number, Report::Probe { healthy });
     }
 
     fn sample(&mut self) {
@@ -382,7 +476,12 @@ impl<'a> World<'a> {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.router.check().map_err(|violation| violation.to_string())?;
+        for router in &self.routers {
+            router.check().map_err(|violation| violation.to_string())?;
+        }
+        if let Some(number) = self.recording.ended_again {
+            return Err(format!("request {number} has ended more than once"));
+        }
         for place in &self.places {
             place.machine.as_ref().map_or(Ok(()), Machine::check)?;
         }

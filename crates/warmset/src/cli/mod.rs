@@ -19,6 +19,7 @@ mod sim;
 mod sim_arguments;
 mod sim_batching;
 mod sim_cache;
+mod sim_changes;
 mod sim_loader;
 mod sim_pool;
 mod sim_routing;

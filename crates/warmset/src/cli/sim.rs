@@ -122,9 +122,9 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let others =
-        [plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED, pool_scenario::SHIPPED, loader::plan::SHIPPED];
-    let mut shipped = SHIPPED.into_iter().chain(others);
+    let others = [plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED, loader::plan::SHIPPED];
+    let pools = [pool_scenario::SHIPPED, pool_scenario::SHIPPED_CHANGES];
+    let mut shipped = SHIPPED.into_iter().chain(others).chain(pools);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {
         return Ok(text.to_owned());
     }

@@ -3,6 +3,7 @@
 use super::{
     sim::{on_all_cores, read_live},
     sim_arguments::SimArguments,
+    sim_changes,
 };
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
@@ -20,6 +21,9 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
         "this one is about a pool of machines",
     )?;
     let plan = Plan::parse(text).with_context(|| format!("in {}", arguments.scenario))?;
+    if plan.pool.changes() {
+        return sim_changes::run(&plan, arguments, output);
+    }
     let project = Project::new(&plan, arguments.seed);
     arguments.write_demand(&project.export())?;
     let live = match &arguments.live {
@@ -193,10 +197,10 @@ fn away_line(arrangement: &str, away: &Value) -> Vec<String> {
     ]
 }
 
-fn number(row: &Value, key: &str, digits: usize) -> String {
+pub(super) fn number(row: &Value, key: &str, digits: usize) -> String {
     row[key].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
-fn percent(row: &Value, key: &str) -> String {
+pub(super) fn percent(row: &Value, key: &str) -> String {
     row[key].as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", 100.0 * share))
 }
