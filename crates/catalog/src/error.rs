@@ -13,7 +13,9 @@ pub enum CatalogError {
     #[error("the name {0} is taken: choose another, or remove that model or alias first")]
     NameTaken(ModelName),
     /// The same digest is served under another name.
-    #[error("{digest} is already served as {name}: add the new name as an alias of it")]
+    #[error(
+        "{digest} is already served as {name}: add the new name as an alias of it, or with other settings (another context_tokens makes it another model)"
+    )]
     DigestTaken {
         /// The digest.
         digest: Digest,

@@ -394,7 +394,7 @@ impl From<Rejection> for ApiError {
             }
             Rejection::QueueFull { retry_after } => queue_full(retry_after),
             Rejection::NoMemory { retry_after } => {
-                let message = "memory is held by models in use; try again".to_owned();
+                let message = "memory is held by models that are in use or pinned; try again".to_owned();
                 unavailable("insufficient_memory", message).retry(retry_after)
             }
             Rejection::EngineLost { message, .. } => {

@@ -423,6 +423,9 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
     }
 }
 
+/// What files end in that whoever uses the directory keeps beside the segments: they are nobody else's.
+pub const NOTE_SUFFIX: &str = "model";
+
 /// No segment that was written here has this number or a higher one: a file of such a name is somebody else's.
 const SEGMENT_NUMBER_END: u32 = 1 << 31;
 

@@ -181,7 +181,9 @@ impl Foreign {
     /// Counts an entry; whether it is somebody else's.
     fn add(&mut self, entry: &Entry) -> bool {
         self.bytes = self.bytes.saturating_add(entry.size.allocated_bytes);
-        let is_foreign = ![super::LOCK_NAME, super::keys::FILE_NAME].contains(&entry.name.as_str());
+        let name = entry.name.as_str();
+        let is_note = name.strip_suffix(super::NOTE_SUFFIX).is_some_and(|name| name.ends_with('.'));
+        let is_foreign = !is_note && ![super::LOCK_NAME, super::keys::FILE_NAME].contains(&name);
         self.files += u64::from(is_foreign);
         is_foreign
     }

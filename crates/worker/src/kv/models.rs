@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 use warmset_core::{Digest, kv::KvIdentity};
+use warmset_store::segments::NOTE_SUFFIX;
 
-const SUFFIX: &str = "model";
 /// What is longer was not written here.
 const FILE_BYTES_MAX: u64 = 1024;
 
@@ -34,7 +34,7 @@ impl Models {
         let mut known = BTreeMap::new();
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == SUFFIX)
+            if path.extension().is_some_and(|extension| extension == NOTE_SUFFIX)
                 && path.metadata().is_ok_and(|found| found.is_file() && found.len() <= FILE_BYTES_MAX)
                 && let Ok(text) = std::fs::read(&path)
                 && let Ok(Note { identity, model }) = serde_json::from_slice(&text)
@@ -75,7 +75,7 @@ impl Models {
 
     fn path(&self, identity: &KvIdentity) -> Option<PathBuf> {
         let name = Digest(identity.0).hex();
-        self.directory.as_ref().map(|directory| directory.join(name).with_extension(SUFFIX))
+        self.directory.as_ref().map(|directory| directory.join(name).with_extension(NOTE_SUFFIX))
     }
 }
 

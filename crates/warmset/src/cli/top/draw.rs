@@ -102,26 +102,48 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Value], view: &mut V
     let ordered = view.ordered(models);
     let visible = usize::from(area.height.saturating_sub(1));
     view.above = view.above.min(ordered.len().saturating_sub(visible));
-    let rows = ordered.iter().skip(view.above).take(visible).map(|model| row(model));
-    let headers =
-        ["MODEL", "STATE", "MEMORY", "WORTH/GiB", "DEMAND/s", "RUN", "QUEUE", "WARM p50/p99", "COLD p50/p99", "DIGEST"];
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(9),
-        Constraint::Length(10),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(4),
-        Constraint::Length(5),
-        Constraint::Length(16),
-        Constraint::Length(16),
-        Constraint::Length(12),
-    ];
+    let shown = shown_columns(area.width);
+    let rows = ordered.iter().skip(view.above).take(visible).map(|model| row(model, &shown));
+    let headers = shown.iter().map(|column| COLUMNS[*column].0);
+    let widths = shown.iter().map(|column| match COLUMNS[*column].1 {
+        0 => Constraint::Fill(1),
+        columns => Constraint::Length(columns),
+    });
     let header = Row::new(headers).style(Style::new().add_modifier(Modifier::BOLD));
     frame.render_widget(Table::new(rows, widths).header(header), area);
 }
 
-fn row(model: &Value) -> Row<'static> {
+/// What is known of a model by column: its head and its width; the name takes what the others leave.
+const COLUMNS: [(&str, u16); 10] = [
+    ("MODEL", 0),
+    ("STATE", 9),
+    ("MEMORY", 10),
+    ("WORTH/GiB", 9),
+    ("DEMAND/s", 8),
+    ("RUN", 4),
+    ("QUEUE", 5),
+    ("WARM p50/p99", 16),
+    ("COLD p50/p99", 16),
+    ("DIGEST", 12),
+];
+/// Which of them a narrow terminal does without, the first first.
+const DISPENSABLE: [usize; 5] = [9, 3, 8, 4, 7];
+/// A name is told from others by so much of it.
+const NAME_COLUMNS_MIN: u16 = 20;
+
+fn shown_columns(width: u16) -> Vec<usize> {
+    let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
+    for dispensable in DISPENSABLE {
+        let others: u16 = shown.iter().skip(1).map(|column| COLUMNS[*column].1 + 1).sum();
+        if others + NAME_COLUMNS_MIN <= width {
+            break;
+        }
+        shown.retain(|column| *column != dispensable);
+    }
+    shown
+}
+
+fn row(model: &Value, shown: &[usize]) -> Row<'static> {
     let state = text_of(model, "state");
     let colour = match state.as_str() {
         "ready" => Color::Green,
@@ -136,7 +158,7 @@ fn row(model: &Value) -> Row<'static> {
         _ => "-".to_owned(),
     };
     let times = |start: &str| percentiles_text(&model["latency"][start]["first_token"]);
-    Row::new([
+    let cells = [
         Cell::new(format!("{}{mark}", text_of(model, "name"))),
         Cell::new(state).style(Style::new().fg(colour)),
         Cell::new(held.map_or_else(|| "-".to_owned(), format_bytes)),
@@ -147,7 +169,8 @@ fn row(model: &Value) -> Row<'static> {
         Cell::new(times("warm")),
         Cell::new(times("cold")),
         Cell::new(short_digest(model)),
-    ])
+    ];
+    Row::new(shown.iter().map(|column| cells[*column].clone()))
 }
 
 /// The last ones, the newest first.
@@ -233,6 +256,15 @@ mod tests {
                 {"id": 2, "kind": "load_refused", "data": {"model": "a", "message": "two\nlines"}},
             ],
         })
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_whole_names_and_less_of_the_rest() {
+        let mut snapshot = snapshot();
+        snapshot["models"][1]["name"] = json!("a-name-of-twenty-one");
+        let text = drawn(&snapshot, 80, 20, &mut View::default());
+        assert!(text.contains("a-name-of-twenty-one*") && text.contains("QUEUE") && !text.contains("DIGEST"), "{text}");
+        assert!(drawn(&snapshot, 150, 20, &mut View::default()).contains("DIGEST"));
     }
 
     #[test]
