@@ -119,7 +119,8 @@ async fn ten_thousand_aborted_requests_leave_nothing_behind_and_replay() {
     while tasks.join_next().await.is_some() {}
     settled(&frontend).await;
     let same: Vec<bool> = same.try_iter().collect();
-    assert!(same.len() > 20_000, "{}", same.len());
+    // Whoever is gone before its turn is one event; how many are is the scheduler's.
+    assert!(same.len() >= 10_000, "{}", same.len());
     assert_eq!(same.iter().position(|same| !same), None);
 }
 
