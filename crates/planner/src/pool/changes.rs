@@ -163,7 +163,7 @@ impl<'a> Changes<'a> {
         let mut variants = vec![Variant { name: AS_DESCRIBED, pool: pool.clone() }];
         if !pool.join.is_empty() {
             variants.push(Variant { name: "none joins", pool: Pool { join: Vec::new(), ..pool.clone() } });
-            let join = pool.join.iter().map(Join::from_the_beginning).collect();
+            let join = pool.join.iter().map(Join::joined_at_the_beginning).collect();
             variants.push(Variant { name: "there from the beginning", pool: Pool { join, ..pool.clone() } });
         }
         if !pool.rollout.is_empty() {

@@ -107,7 +107,7 @@ impl Join {
     }
 
     /// The same machines, there all the time with all that they need.
-    pub(super) fn from_the_beginning(&self) -> Self {
+    pub(super) fn joined_at_the_beginning(&self) -> Self {
         Self { at_hours: 0.0, up_after_seconds: 0.0, weights_there: true, leaves_at_hours: None, ..self.clone() }
     }
 
