@@ -19,6 +19,8 @@ if [ "$("$cargo_deny" --version 2>/dev/null)" != "cargo-deny $cargo_deny_version
     rm -rf build/tools/target
     cargo_deny=build/tools/bin/cargo-deny
 fi
+# It looks at the dependencies of every platform; a build fetches its own only.
+cargo fetch --quiet --locked
 "$cargo_deny" --offline --locked check bans licenses sources
 
 while IFS= read -r script; do bash -n "$script"; done < <(git ls-files '*.sh' .ci/run)
