@@ -3,7 +3,7 @@
 use super::{
     sim::on_all_cores,
     sim_arguments::SimArguments,
-    sim_pool::{number, percent},
+    sim_pool::{number, outcomes},
 };
 use crate::output::{Output, table, text_of};
 use anyhow::{Result, bail};
@@ -103,14 +103,6 @@ fn promotion(row: &Value) -> Vec<String> {
 const FIGURES: [&str; 8] = ["REQUESTS", "REFUSED", "BROKEN", "UNFINISHED", "COLD", "WITHIN TARGET", "P50, S", "P99, S"];
 
 fn figures(row: &Value) -> Vec<String> {
-    vec![
-        text_of(row, "requests"),
-        text_of(row, "refused"),
-        text_of(row, "broken"),
-        text_of(row, "unfinished"),
-        percent(row, "cold_share"),
-        percent(row, "within_target_share"),
-        number(row, "first_token_p50_seconds", 2),
-        number(row, "first_token_p99_seconds", 2),
-    ]
+    let seconds = ["first_token_p50_seconds", "first_token_p99_seconds"].map(|field| number(row, field, 2));
+    outcomes(row).into_iter().chain(seconds).collect()
 }

@@ -165,20 +165,26 @@ fn compared(rows: &[Value]) -> String {
 }
 
 fn line(arrangement: &str, team: &str, row: &Value) -> Vec<String> {
-    vec![
-        arrangement.to_owned(),
-        team.to_owned(),
+    let whose = [arrangement.to_owned(), team.to_owned()];
+    let seconds_and_cost = [
+        format!("{} / {}", number(row, "warm_p50_seconds", 2), number(row, "warm_p99_seconds", 2)),
+        format!("{} / {}", number(row, "cold_p50_seconds", 1), number(row, "cold_p99_seconds", 1)),
+        number(row, "queue_p99_seconds", 2),
+        number(row, "cost", 2),
+        number(row, "cost_per_million_output_tokens", 2),
+    ];
+    whose.into_iter().chain(outcomes(row)).chain(seconds_and_cost).collect()
+}
+
+/// What became of requests: how many came and were refused, broke off or did not end, were cold, were within their target.
+pub(super) fn outcomes(row: &Value) -> [String; 6] {
+    [
         text_of(row, "requests"),
         text_of(row, "refused"),
         text_of(row, "broken"),
         text_of(row, "unfinished"),
         percent(row, "cold_share"),
         percent(row, "within_target_share"),
-        format!("{} / {}", number(row, "warm_p50_seconds", 2), number(row, "warm_p99_seconds", 2)),
-        format!("{} / {}", number(row, "cold_p50_seconds", 1), number(row, "cold_p99_seconds", 1)),
-        number(row, "queue_p99_seconds", 2),
-        number(row, "cost", 2),
-        number(row, "cost_per_million_output_tokens", 2),
     ]
 }
 
@@ -201,6 +207,6 @@ pub(super) fn number(row: &Value, key: &str, digits: usize) -> String {
     row[key].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
-pub(super) fn percent(row: &Value, key: &str) -> String {
+fn percent(row: &Value, key: &str) -> String {
     row[key].as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", 100.0 * share))
 }
