@@ -492,6 +492,22 @@ fn a_runaway_engine_is_killed_alone() {
 }
 
 #[test]
+fn an_engine_that_puts_a_state_together_has_not_run_away() {
+    let mut world = World::new(settings());
+    world.add(spec(1, 20), Behaviour { working_bytes: 500, ..Behaviour::plain(20) });
+    world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    let generation = warmset_core::worker::Generation(1);
+    let limit = 20 + 10 + (64 << 20) + 500;
+    world.feed(Event::Measured { digest: id(1), generation, steady: Footprint::host(limit) });
+    world.run_for(Duration::from_secs(1));
+    assert!(world.is_ready(1));
+    world.feed(Event::Measured { digest: id(1), generation, steady: Footprint::host(limit + 1) });
+    world.run_for(Duration::from_secs(1));
+    assert!(!world.is_ready(1));
+}
+
+#[test]
 fn a_drain_lets_running_requests_finish_and_refuses_new_ones() {
     let mut world = World::new(settings());
     world.add_plain(1, 40);

@@ -59,6 +59,7 @@ fn add_any_model(world: &mut World, random: &mut Random, number: u8) {
     let behaviour = Behaviour {
         peak,
         steady,
+        working_bytes: 0,
         load: Duration::from_millis(random.below(3_000)),
         run: Duration::from_millis(1 + random.below(4_000)),
         failing_loads: if random.chance(15) { u32::try_from(random.below(4)).expect("small") } else { 0 },

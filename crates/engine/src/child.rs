@@ -209,9 +209,12 @@ fn drive(
             }
         } else {
             outbox.check()?;
-            match receive(messages, engine.next_timer().filter(|_| threads > 0)) {
+            match receive(messages, engine.next_timer()) {
                 Ok(message) => Some(message),
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => {
+                    engine.tidy();
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok(EXIT_PARENT_GONE),
             }
         };

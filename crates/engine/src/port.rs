@@ -57,10 +57,13 @@ pub trait Engine {
     /// Whether a step would do something now (with at least one thread).
     fn has_work(&self) -> bool;
 
-    /// When a step may do something without a message, if it does nothing now.
+    /// When a step, or `tidy`, may do something without a message, if it does nothing now.
     fn next_timer(&self) -> Option<Instant> {
         None
     }
+
+    /// Gives back what was kept long enough. Called when `next_timer` has come and no step is to be made.
+    fn tidy(&mut self) {}
 
     /// One bounded step over all sequences: at most one batch.
     fn step(&mut self, report: Report<'_>);

@@ -14,7 +14,7 @@ pub use warmset_core::inference::{
 use warmset_core::kv::{BlockKey, KvIdentity, TrustDomain};
 
 /// Grows with every change that an older peer would misread.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 /// The largest message either side accepts.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The most sequences that one engine computes together.
@@ -49,6 +49,8 @@ pub enum ToEngine {
     /// The tier's memory for this model: sent once after `Loaded`, to an engine whose KV can be cut into blocks. Two
     /// descriptors come with it: the arena, for reading, and the staging area, for writing.
     KvOpen(KvOpen),
+    /// Blocks for a prompt's first so many tokens are being read: a `Grant` with them comes soon, or without.
+    KvComing { tokens: u32 },
     /// The answer to `SaveWanted`: write the state into the staging area, then say `Saved`.
     SaveGo { save: u64 },
     /// The answer to `SaveWanted`: not this time.

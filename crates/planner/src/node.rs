@@ -371,7 +371,7 @@ impl Node {
         let taken = engine.loads.len().min(1);
         engine.loads.rotate_left(taken);
         let timings = LoadTimings { load_seconds: load.as_secs_f64(), ..LoadTimings::default() };
-        self.later(load, Event::Loaded { digest, generation, peak, steady, timings });
+        self.later(load, Event::Loaded { digest, generation, peak, steady, timings, working_bytes: 0 });
     }
 
     fn start(&mut self, request: RequestId, digest: Digest, start: StartKind) {

@@ -30,7 +30,7 @@ use warmset_engine::{
     child::Role,
     measure::Measurement,
     process::{EngineProcess, Launcher},
-    protocol::{FromEngine, KvGrant, LoadRequest, LoadedInfo, ToEngine},
+    protocol::{FromEngine, KvGrant, KvLayout, LoadRequest, LoadedInfo, ToEngine},
 };
 
 /// Measurements asked for within this time are made once.
@@ -501,7 +501,10 @@ impl Life {
         };
         // The kernel counts the peak in batches and may say less than what is there now.
         let peak = peak.larger(&steady);
-        self.report(Event::Loaded { digest, generation, peak, steady, timings });
+        // Where a sequence's state is put together.
+        let state_bytes = |layout: &KvLayout| layout.state.state_bytes(u64::from(info.context_tokens));
+        let working_bytes = info.kv.as_ref().map_or(0, state_bytes);
+        self.report(Event::Loaded { digest, generation, peak, steady, timings, working_bytes });
     }
 
     pub(crate) fn report(&self, event: Event) {

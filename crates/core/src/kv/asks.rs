@@ -218,6 +218,9 @@ impl Tier {
         }
         let fetched = blocks.len() as u32;
         let tokens = (first + fetched) * BLOCK_TOKENS;
+        if from_disk > 0 && first == 0 {
+            actions.push(Action::Coming { request, tokens });
+        }
         let known_model = &self.known[usize::from(model)];
         let reading = self.disk.read.seconds(u64::from(from_disk) * known_model.payload_bytes);
         // Nobody waits longer for a reload than computing would take. Who computes meanwhile does not wait.

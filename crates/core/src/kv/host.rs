@@ -41,8 +41,13 @@ impl Arena {
 /// Host memory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Host {
+    /// For blocks.
     pub(super) bytes_max: Bytes,
     pub(super) bytes_used: Bytes,
+    /// For blocks and states, which is what models leave.
+    pub(super) limit_bytes: Bytes,
+    /// States on their way out of engines.
+    pub(super) state_bytes: Bytes,
     /// By number of the model.
     pub(super) arenas: BTreeMap<u16, Arena>,
     /// Slots that a hanging read may still write into, by number of the model.
@@ -60,12 +65,19 @@ pub(super) fn may_leave(block: &Block) -> bool {
 impl Host {
     /// A slot, if there is room.
     pub(super) fn take_slot(&mut self, model: u16) -> Option<u32> {
-        let arena = self.arenas.get_mut(&model)?;
-        if self.bytes_used + arena.slot_bytes > self.bytes_max {
+        let slot_bytes = self.arenas.get(&model)?.slot_bytes;
+        if !self.has_room(slot_bytes, 0) {
             return None;
         }
-        self.bytes_used += arena.slot_bytes;
-        Some(arena.take())
+        self.bytes_used += slot_bytes;
+        self.arenas.get_mut(&model).map(Arena::take)
+    }
+
+    /// Whether so many more bytes of blocks and of states may come.
+    pub(super) fn has_room(&self, block_bytes: Bytes, state_bytes: Bytes) -> bool {
+        let used = self.bytes_used.saturating_add(block_bytes);
+        let states = self.state_bytes.saturating_add(state_bytes);
+        used <= self.bytes_max && used.saturating_add(states) <= self.limit_bytes
     }
 
     /// Gives a slot back.

@@ -211,6 +211,14 @@ impl World {
                 self.disk.remove(&place);
             }
             Action::Pressed { worth } => prop_assert!(worth > 0.0 && worth.is_finite()),
+            Action::Coming { request, tokens } => {
+                let keys = self.asked.get(&request).map_or(0, Vec::len);
+                prop_assert!((64..=64 * keys as u32).contains(&tokens), "what is on its way is not this prompt's");
+            }
+            Action::SaveGo { .. } => {
+                prop_assert!(self.tier.host.has_room(0, 0), "a state comes for which there is no room");
+                self.wanted.push(action);
+            }
             Action::PurgeDisk { domain } => self.disk.retain(|_, block| block.domain != domain),
             Action::SaveSkip { save } => {
                 self.offers.remove(&save);
@@ -326,6 +334,7 @@ impl World {
                     parent,
                     first_block,
                     keys,
+                    state_bytes: u64::from(blocks) * PAYLOAD,
                 })
             }
             Step::Do { which, well } => self.do_one(which, well),

@@ -87,7 +87,8 @@ pub enum Event {
     Verified { request: RequestId, blocks: u32 },
     /// The engine found that a granted block, told by its place in the prompt, is not what it must be.
     Rejected { request: RequestId, block: u32, reason: String },
-    /// An engine offers blocks: those of `keys`, the first of them `first_block` blocks from the beginning.
+    /// An engine offers blocks: those of `keys`, the first of them `first_block` blocks from the beginning. They come out
+    /// with the whole state of their sequence, which takes so many bytes of host memory until it is looked at.
     SaveOffered {
         save: SaveId,
         identity: KvIdentity,
@@ -95,6 +96,7 @@ pub enum Event {
         parent: BlockKey,
         first_block: u32,
         keys: Vec<BlockKey>,
+        state_bytes: Bytes,
     },
     /// The engine has put the state out; none if it could not.
     Staged { save: SaveId, ok: bool },
@@ -115,7 +117,7 @@ pub enum Event {
     Purge { domain: TrustDomain },
     /// A model is removed: nothing of its KV is to be kept, whatever still comes of it, until it is in memory again.
     Forget { identity: KvIdentity },
-    /// Blocks may take so much host memory from now on.
+    /// Blocks, and states on their way to becoming some, may take so much host memory from now on.
     HostLimit { bytes: Bytes },
     /// The time asked for by `next_timer` has come.
     Timer,
@@ -132,6 +134,11 @@ pub enum Action {
         first: u32,
         slots: Vec<u32>,
         known: u32,
+    },
+    /// Blocks of the first so many tokens of a prompt are being read: its grant comes when they are there, or too late.
+    Coming {
+        request: RequestId,
+        tokens: u32,
     },
     /// Read a block into a slot.
     Read {

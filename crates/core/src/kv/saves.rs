@@ -7,7 +7,7 @@ use super::{
     tier::Tier,
     worth,
 };
-use crate::time::Instant;
+use crate::{memory::Bytes, time::Instant};
 use alloc::{
     collections::{BTreeMap, VecDeque},
     vec::Vec,
@@ -23,6 +23,8 @@ struct Offer {
     parent: Option<BlockKey>,
     first_block: u32,
     keys: Vec<BlockKey>,
+    /// What the whole state takes on its way.
+    state_bytes: Bytes,
     /// Blocks that have a slot and are being filled.
     gathering: Vec<BlockNumber>,
 }
@@ -43,6 +45,7 @@ impl Tier {
         save: SaveId,
         (identity, domain): (KvIdentity, TrustDomain),
         (parent, first_block, keys): (BlockKey, u32, Vec<BlockKey>),
+        state_bytes: Bytes,
         actions: &mut Vec<Action>,
     ) {
         let model = self.number_of(&identity);
@@ -53,18 +56,43 @@ impl Tier {
             return;
         };
         let parent = (first_block > 0).then_some(parent);
-        let offer = Offer { model, root, parent, first_block, keys, gathering: Vec::new() };
+        let offer = Offer { model, root, parent, first_block, keys, state_bytes, gathering: Vec::new() };
         if !self.has_news(&offer) {
             actions.push(Action::SaveSkip { save });
         } else if (self.saves.active.len() as u32) < self.settings.saves_max {
-            self.saves.active.insert(save, offer);
-            actions.push(Action::SaveGo { save });
+            self.begin_save(save, offer, actions);
         } else if (self.saves.waiting.len() as u32) < self.settings.saves_waiting_max {
             self.saves.waiting.push_back((save, offer));
         } else {
             self.saves.skipped += 1;
             actions.push(Action::SaveSkip { save });
         }
+    }
+
+    /// Lets an engine put a state out, if there is room for it.
+    fn begin_save(&mut self, save: SaveId, offer: Offer, actions: &mut Vec<Action>) {
+        // Nobody leaves in vain.
+        let may_fit = self.host.state_bytes.saturating_add(offer.state_bytes) <= self.host.limit_bytes;
+        if may_fit && self.make_room(offer.state_bytes, actions) {
+            self.host.state_bytes += offer.state_bytes;
+            self.saves.active.insert(save, offer);
+            actions.push(Action::SaveGo { save });
+        } else {
+            self.saves.skipped += 1;
+            actions.push(Action::SaveSkip { save });
+        }
+    }
+
+    /// A save that went on is over, and what it was about has left host memory.
+    fn end_save(&mut self, save: SaveId) -> Option<Offer> {
+        let offer = self.saves.active.remove(&save)?;
+        self.host.state_bytes -= offer.state_bytes;
+        Some(offer)
+    }
+
+    /// Bytes of the states that are on their way out of engines.
+    pub(super) fn saves_bytes(&self) -> Bytes {
+        self.saves.active.values().map(|offer| offer.state_bytes).sum()
     }
 
     /// Whether any of the offered blocks is nowhere yet.
@@ -80,21 +108,24 @@ impl Tier {
     }
 
     pub(super) fn staged(&mut self, now: Instant, save: SaveId, ok: bool, actions: &mut Vec<Action>) {
-        let Some(mut offer) = self.saves.active.remove(&save) else { return };
         if !ok {
-            self.saves.lost += 1;
-            self.next_save(actions);
+            if self.end_save(save).is_some() {
+                self.saves.lost += 1;
+                self.next_save(actions);
+            }
             return;
         }
+        let Some(mut offer) = self.saves.active.remove(&save) else { return };
         let blocks = self.places_for(now, &mut offer, actions);
         let identity = self.known[usize::from(offer.model)].identity;
         actions.push(Action::Gather { save, identity, blocks });
-        if offer.gathering.is_empty() {
+        let is_over = offer.gathering.is_empty();
+        self.saves.active.insert(save, offer);
+        if is_over {
+            self.end_save(save);
             // Others came first, or there is no room for what is worth so little. The next one comes last: it may be of
             // the same engine, which has one place for states.
             self.next_save(actions);
-        } else {
-            self.saves.active.insert(save, offer);
         }
     }
 
@@ -165,7 +196,7 @@ impl Tier {
     }
 
     pub(super) fn gathered(&mut self, now: Instant, save: SaveId, ok: bool, actions: &mut Vec<Action>) {
-        let Some(offer) = self.saves.active.remove(&save) else { return };
+        let Some(offer) = self.end_save(save) else { return };
         if !ok {
             self.rejected.count("state");
         }
@@ -200,7 +231,7 @@ impl Tier {
     pub(super) fn save_lost(&mut self, save: SaveId, actions: &mut Vec<Action>) {
         self.saves.waiting.retain(|(waiting, _)| *waiting != save);
         if self.saves.active.get(&save).is_some_and(|offer| offer.gathering.is_empty()) {
-            self.saves.active.remove(&save);
+            self.end_save(save);
             self.saves.lost += 1;
             self.next_save(actions);
         }
@@ -222,8 +253,7 @@ impl Tier {
         while (self.saves.active.len() as u32) < self.settings.saves_max {
             let Some((save, offer)) = self.saves.waiting.pop_front() else { return };
             if self.has_news(&offer) {
-                self.saves.active.insert(save, offer);
-                actions.push(Action::SaveGo { save });
+                self.begin_save(save, offer, actions);
             } else {
                 actions.push(Action::SaveSkip { save });
             }

@@ -9,6 +9,7 @@ use alloc::{string::ToString, vec, vec::Vec};
 use core::time::Duration;
 
 mod disk;
+mod room;
 
 const PAYLOAD: u64 = 1 << 20;
 const SLOT: u64 = PAYLOAD + 4096;
@@ -116,6 +117,7 @@ impl Bench {
             parent: BlockKey([0; 32]),
             first_block: 0,
             keys: keys.to_vec(),
+            state_bytes: 1000,
         });
     }
 
@@ -345,6 +347,7 @@ fn what_left_for_want_of_room_and_comes_back_says_what_more_room_is_worth() {
             parent: BlockKey([0; 32]),
             first_block: 0,
             keys: keys(name, 0, 4),
+            state_bytes: 1000,
         });
         worths.extend(told.iter().filter_map(pressed));
     }
@@ -453,6 +456,7 @@ fn k17_more_saves_than_may_wait_are_skipped_and_counted() {
         parent: BlockKey([0; 32]),
         first_block: 0,
         keys: keys("a", number as u32 * 1000, 2),
+        state_bytes: 1000,
     };
     let mut actions = Vec::new();
     for number in 0..20 {
@@ -503,6 +507,7 @@ fn a_purge_takes_what_is_offered_but_not_there_yet() {
         parent: BlockKey([0; 32]),
         first_block: 0,
         keys,
+        state_bytes: 1000,
     };
     let mut actions = Vec::new();
     let (now, domain) = (bench.now, TrustDomain::named("a"));

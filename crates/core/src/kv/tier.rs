@@ -94,7 +94,7 @@ impl Tier {
     /// A tier that knows no model yet.
     pub fn new(settings: TierSettings) -> Self {
         Self {
-            host: Host { bytes_max: settings.host_bytes_max, ..Host::default() },
+            host: Host { bytes_max: settings.host_bytes_max, limit_bytes: Bytes::MAX, ..Host::default() },
             disk: Disk::new(&settings, Bandwidth::guessed(DISK_BYTES_PER_SECOND_GUESS)),
             settings,
             index: Index::default(),
@@ -135,8 +135,8 @@ impl Tier {
                 }
             }
             Event::Rejected { request, block, reason } => self.block_rejected(now, request, block, &reason, actions),
-            Event::SaveOffered { save, identity, domain, parent, first_block, keys } => {
-                self.save_offered(save, (identity, domain), (parent, first_block, keys), actions);
+            Event::SaveOffered { save, identity, domain, parent, first_block, keys, state_bytes } => {
+                self.save_offered(save, (identity, domain), (parent, first_block, keys), state_bytes, actions);
             }
             Event::Staged { save, ok } => self.staged(now, save, ok, actions),
             Event::Gathered { save, ok } => self.gathered(now, save, ok, actions),
@@ -158,8 +158,9 @@ impl Tier {
             Event::Purge { domain } => self.purge(domain, actions),
             Event::Forget { identity } => self.forget_model(identity, actions),
             Event::HostLimit { bytes } => {
+                self.host.limit_bytes = bytes;
                 self.host.bytes_max = bytes.min(self.settings.host_bytes_max);
-                while self.host.bytes_used > self.host.bytes_max && self.evict_least(f64::INFINITY, actions) {}
+                self.make_room(0, actions);
             }
             Event::Timer => self.give_up_late_reads(now, actions),
         }
@@ -274,6 +275,16 @@ impl Tier {
                 return None;
             }
         }
+    }
+
+    /// Lets blocks leave until there is room for a state of so many bytes. False if there is none.
+    pub(super) fn make_room(&mut self, state_bytes: Bytes, actions: &mut Vec<Action>) -> bool {
+        while !self.host.has_room(0, state_bytes) {
+            if !self.evict_least(f64::INFINITY, actions) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Takes the least worthy block out of host memory, if it is worth less than this.
@@ -444,6 +455,9 @@ impl Tier {
         })?;
         hold(used == self.host.bytes_used, "bytes are counted once", || {
             format!("{used} bytes in slots, {} counted", self.host.bytes_used)
+        })?;
+        hold(self.host.state_bytes == self.saves_bytes(), "states are counted once", || {
+            format!("{} bytes counted, {} on their way", self.host.state_bytes, self.saves_bytes())
         })?;
         hold(self.host.bytes_used <= self.settings.host_bytes_max, "within the limit of host memory", || {
             format!("{} of {} bytes", self.host.bytes_used, self.settings.host_bytes_max)

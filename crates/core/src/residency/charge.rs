@@ -51,6 +51,9 @@ impl HeldSum {
         for (sum, bytes) in self.private.iter_mut().zip(&charge.private.0) {
             *sum += u128::from(*bytes);
         }
+        if charge.shared_host_bytes == 0 {
+            return;
+        }
         let sizes = self.shared.entry(charge.artifact).or_default();
         let before = largest(sizes);
         *sizes.entry(charge.shared_host_bytes).or_default() += 1;
@@ -61,6 +64,9 @@ impl HeldSum {
     pub fn remove(&mut self, charge: &Charge) {
         for (sum, bytes) in self.private.iter_mut().zip(&charge.private.0) {
             *sum -= u128::from(*bytes);
+        }
+        if charge.shared_host_bytes == 0 {
+            return;
         }
         let Some(sizes) = self.shared.get_mut(&charge.artifact) else { return };
         let before = largest(sizes);

@@ -5,7 +5,8 @@ use crate::{
     ids::Digest,
     memory::{Footprint, MemoryVector},
 };
-use alloc::{vec, vec::Vec};
+use alloc::{collections::BinaryHeap, vec, vec::Vec};
+use core::cmp::{Ordering, Reverse};
 
 /// What may be done with bytes that somebody holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,12 +116,14 @@ fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement
         return Some(Placement { accelerators, victims: vec![], fits_now: true, loss: 0.0 });
     }
     let mut victims: Vec<&Held> = vec![];
-    let mut cheapest_first: Vec<(&Held, f64)> =
-        problem.held.iter().filter_map(evictable).map(|(held, loss)| (held, per_byte(held, loss))).collect();
-    cheapest_first.sort_by(|(a, worth_a), (b, worth_b)| worth_a.total_cmp(worth_b).then(a.digest.cmp(&b.digest)));
-    let mut remaining = cheapest_first.iter();
+    // Few of them leave: a heap finds those without putting all in order.
+    let evictable_ones = (0..).zip(problem.held).filter_map(|(place, held)| Some((place, evictable(held)?)));
+    let mut cheapest_first: BinaryHeap<Reverse<(Worth, Digest, usize)>> = evictable_ones
+        .map(|(place, (held, loss))| Reverse((Worth(per_byte(held, loss)), held.digest, place)))
+        .collect();
     while !staying.fits_in(problem.capacity) {
-        let (next, _) = remaining.next()?;
+        let Reverse((_, _, place)) = cheapest_first.pop()?;
+        let next = &problem.held[place];
         staying.remove(&next.charge);
         victims.push(next);
     }
@@ -128,6 +131,24 @@ fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement
     let loss = victims.iter().filter_map(|held| evictable(held)).map(|(_, loss)| loss).sum();
     let victims = victims.iter().map(|held| held.digest).collect();
     Some(Placement { accelerators, victims, fits_now: false, loss })
+}
+
+/// In the order of numbers.
+#[derive(PartialEq, Clone, Copy)]
+struct Worth(f64);
+
+impl Eq for Worth {}
+
+impl PartialOrd for Worth {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Worth {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
 }
 
 fn evictable(held: &Held) -> Option<(&Held, f64)> {

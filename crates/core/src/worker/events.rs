@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ids::{Digest, Priority, RequestId},
-    memory::Footprint,
+    memory::{Bytes, Footprint},
     residency::{Charge, Demand},
     time::Instant,
 };
@@ -41,8 +41,8 @@ impl Worker {
             }
             Event::Cancelled { request, cause } => self.cancelled(now, request, cause, actions),
             Event::Verified { digest, generation, .. } => self.verified(now, digest, generation, actions),
-            Event::Loaded { digest, generation, peak, steady, timings } => {
-                self.loaded(now, digest, generation, (peak, steady), timings, actions);
+            Event::Loaded { digest, generation, peak, steady, timings, working_bytes } => {
+                self.loaded(now, (digest, generation), (peak, steady, working_bytes), timings, actions);
             }
             Event::LoadFailed { digest, generation, error } => {
                 self.load_failed(now, digest, generation, error, actions);
@@ -292,9 +292,8 @@ impl Worker {
     fn loaded(
         &mut self,
         now: Instant,
-        digest: Digest,
-        generation: Generation,
-        (peak, steady): (Footprint, Footprint),
+        (digest, generation): (Digest, Generation),
+        (peak, steady, working_bytes): (Footprint, Footprint, Bytes),
         timings: LoadTimings,
         actions: &mut Vec<Action>,
     ) {
@@ -311,7 +310,7 @@ impl Worker {
         let mut life = life.clone();
         let (from_bytes, to_bytes) = (model.spec.steady.total_bytes(), steady.total_bytes());
         let charge = Charge::new(&steady, model.spec.artifact, &life.accelerators);
-        life.private_at_ready = steady.private_host_bytes;
+        (life.private_at_ready, life.working_bytes) = (steady.private_host_bytes, working_bytes);
         (life.charge, life.since, life.last_progress, life.measured_at) = (charge, now, now, now);
         life.protected_until = now + protection;
         life.promised = u32::try_from(model.waiting.len()).unwrap_or(u32::MAX);
@@ -453,7 +452,7 @@ impl Worker {
             return;
         }
         life.charge = Charge::new(steady, artifact, &life.accelerators);
-        let limit = runaway_limit_bytes(life.private_at_ready);
+        let limit = runaway_limit_bytes(life.private_at_ready).saturating_add(life.working_bytes);
         changing.spec.steady = steady.clone();
         let peak = changing.spec.peak.larger(steady);
         if changing.spec.peak != peak {
@@ -535,7 +534,7 @@ impl Worker {
     }
 }
 
-/// An engine that grows beyond this has run away: half as much again as when it was ready, and 64 MiB.
+/// An engine that grows beyond this, and what it may use for a while, has run away: half as much again as when it was ready, and 64 MiB.
 fn runaway_limit_bytes(private_at_ready: u64) -> u64 {
     private_at_ready.saturating_add(private_at_ready / 2).saturating_add(64 << 20)
 }

@@ -53,6 +53,9 @@ pub(super) struct Life {
     pub(super) charge: Charge,
     /// Private host bytes when it became ready, the yardstick for a runaway engine.
     pub(super) private_at_ready: u64,
+    /// Host bytes that it may use beside that for a while.
+    #[serde(default)]
+    pub(super) working_bytes: u64,
     /// When its present phase began.
     pub(super) since: Instant,
     /// Not a victim before this.

@@ -289,6 +289,7 @@ impl Worker {
             accelerators,
             parallel: model.spec.parallel.max(1) as usize,
             private_at_ready: charge.private.get(HOST),
+            working_bytes: 0,
             charge,
             since: now,
             protected_until: now,

@@ -158,8 +158,17 @@ pub enum Event {
     Cancelled { request: RequestId, cause: CancelCause },
     /// The artifact on disk is what its digest says.
     Verified { digest: Digest, generation: Generation, seconds: f64 },
-    /// The engine is loaded and warmed up; bytes as measured.
-    Loaded { digest: Digest, generation: Generation, peak: Footprint, steady: Footprint, timings: LoadTimings },
+    /// The engine is loaded and warmed up; bytes as measured. It may hold `working_bytes` more of host memory for a while,
+    /// which is no sign of a fault: where it puts one sequence's state together.
+    Loaded {
+        digest: Digest,
+        generation: Generation,
+        peak: Footprint,
+        steady: Footprint,
+        timings: LoadTimings,
+        #[serde(default)]
+        working_bytes: Bytes,
+    },
     /// The load failed; the process, if there was one, reports its own exit.
     LoadFailed { digest: Digest, generation: Generation, error: LoadError },
     /// The engine process is gone and its memory is back with the operating system.

@@ -134,6 +134,8 @@ pub fn spec(number: u8, bytes: u64) -> ModelSpec {
 pub struct Behaviour {
     pub peak: Footprint,
     pub steady: Footprint,
+    /// What it may use beside that for a while.
+    pub working_bytes: Bytes,
     pub load: Duration,
     pub run: Duration,
     /// Loads that fail before one succeeds.
@@ -155,6 +157,7 @@ impl Behaviour {
         Self {
             peak: Footprint::host(bytes),
             steady: Footprint::host(bytes),
+            working_bytes: 0,
             load: Duration::from_secs(1),
             run: Duration::from_millis(100),
             failing_loads: 0,
@@ -417,7 +420,7 @@ impl World {
             self.later(delay, Event::LoadFailed { digest, generation, error });
             return;
         }
-        let (peak, steady) = (behaviour.peak.clone(), behaviour.steady.clone());
+        let (peak, steady, working_bytes) = (behaviour.peak.clone(), behaviour.steady.clone(), behaviour.working_bytes);
         if let Some(cap) = memory_cap.filter(|cap| peak.private_host_bytes > *cap) {
             self.later(delay, Event::Exited { digest, generation, exit: Exit::OverCap(cap) });
             return;
@@ -425,7 +428,7 @@ impl World {
         let process = Process { digest, steady: steady.clone(), running: BTreeMap::new(), hung: false };
         self.processes.insert(generation, process);
         let timings = LoadTimings { load_seconds: delay.as_secs_f64(), ..LoadTimings::default() };
-        self.later(delay, Event::Loaded { digest, generation, peak, steady, timings });
+        self.later(delay, Event::Loaded { digest, generation, peak, steady, timings, working_bytes });
     }
 
     fn start(&mut self, request: RequestId, digest: Digest, generation: Generation, start: StartKind) {

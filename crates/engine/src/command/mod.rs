@@ -254,6 +254,7 @@ impl Host {
             // The server keeps KV by itself.
             ToEngine::Grant { .. }
             | ToEngine::KvOpen(_)
+            | ToEngine::KvComing { .. }
             | ToEngine::SaveGo { .. }
             | ToEngine::SaveSkip { .. }
             | ToEngine::SaveEnd { .. }

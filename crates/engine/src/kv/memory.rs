@@ -6,10 +6,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::{
     os::fd::{AsFd, OwnedFd},
     ptr::NonNull,
+    time::{Duration, Instant},
 };
 
-/// Buffers above this size are given back after use.
+/// Buffers above this size are given back when they have not been used for a while.
 const KEPT_BYTES: usize = 16 << 20;
+/// That long: whoever brings one prompt back often brings back another right after it, and memory that is new costs more time
+/// than copying into it.
+const KEPT_FOR: Duration = Duration::from_secs(10);
+/// No system has smaller ones.
+const PAGE_BYTES: usize = 4096;
 
 /// A part of the address space that is this value's own.
 #[derive(Debug)]
@@ -109,22 +115,46 @@ impl KvMemory {
 
 /// A large buffer for one use after the other.
 #[derive(Debug, Default)]
-pub struct Scratch(Option<Mapping>);
+pub struct Scratch {
+    held: Option<Mapping>,
+    kept_until: Option<Instant>,
+}
 
 impl Scratch {
     /// So many bytes, with anything in them.
     pub fn take(&mut self, bytes: usize) -> Result<&mut [u8], String> {
-        if self.0.as_ref().is_none_or(|held| held.bytes < bytes) {
-            self.0 = None;
-            self.0 = Some(Mapping::anonymous(bytes.max(1))?);
+        if self.held.as_ref().is_none_or(|held| held.bytes < bytes) {
+            self.held = None;
+            self.held = Some(Mapping::anonymous(bytes.max(1))?);
         }
-        let held = self.0.as_mut().ok_or("no memory")?;
+        let held = self.held.as_mut().ok_or("no memory")?;
         Ok(&mut held.get_mut()[..bytes])
     }
 
-    /// Gives it back if it is large.
-    pub fn settle(&mut self) {
-        self.0.take_if(|held| held.bytes > KEPT_BYTES);
+    /// Has memory for so many bytes ready, which are wanted soon.
+    pub fn prepare(&mut self, bytes: usize, now: Instant) {
+        // Whoever takes it says so if there is none.
+        if let Ok(all) = self.take(bytes) {
+            all.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = 0);
+        }
+        self.settle(now);
+    }
+
+    /// A use is over.
+    pub fn settle(&mut self, now: Instant) {
+        self.kept_until = self.held.as_ref().filter(|held| held.bytes > KEPT_BYTES).map(|_| now + KEPT_FOR);
+    }
+
+    /// When it may be time to give the memory back.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.kept_until
+    }
+
+    /// Gives the memory back if it has been kept long enough.
+    pub fn tidy(&mut self, now: Instant) {
+        if self.kept_until.take_if(|until| *until <= now).is_some() {
+            self.held = None;
+        }
     }
 }
 
@@ -169,14 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_grows_and_a_large_one_is_given_back() {
-        let mut scratch = Scratch::default();
+    fn a_buffer_grows_and_a_large_one_is_given_back_after_a_while() {
+        let (mut scratch, now) = (Scratch::default(), Instant::now());
         scratch.take(10).unwrap().fill(1);
-        scratch.settle();
+        scratch.settle(now);
         assert_eq!(scratch.take(10).unwrap(), [1; 10], "kept");
+        assert_eq!(scratch.next_timer(), None);
         assert_eq!(scratch.take(KEPT_BYTES + 1).unwrap().len(), KEPT_BYTES + 1);
-        scratch.settle();
-        assert!(scratch.0.is_none());
+        scratch.settle(now);
+        assert_eq!(scratch.next_timer(), Some(now + KEPT_FOR));
+        scratch.tidy(now + KEPT_FOR / 2);
+        assert!(scratch.held.is_some());
+        scratch.prepare(KEPT_BYTES + 1, now + KEPT_FOR / 2);
+        scratch.tidy(now + KEPT_FOR);
+        assert!(scratch.held.is_some(), "it was wanted once more");
+        scratch.tidy(now + KEPT_FOR * 3 / 2);
+        assert!(scratch.held.is_none() && scratch.next_timer().is_none());
         assert!(scratch.take(0).unwrap().is_empty());
     }
 }

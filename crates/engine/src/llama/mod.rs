@@ -132,6 +132,7 @@ impl Engine for LlamaEngine {
                 Err(refusal) => report(failed(request, refusal)),
             },
             ToEngine::Grant { request, source } => self.generations.grant(request, source, report),
+            ToEngine::KvComing { tokens } => self.generations.make_ready(loaded, tokens),
             ToEngine::Cancel { request } => {
                 let sequence = self.embedding_sequence.unwrap_or(0);
                 if !self.embeddings.cancel(loaded, request, sequence, report) {
@@ -182,7 +183,13 @@ impl Engine for LlamaEngine {
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        self.generations.next_timer()
+        // Without threads no step is made, whatever waits for one.
+        let step = self.generations.next_timer().filter(|_| self.threads > 0);
+        step.into_iter().chain(self.generations.scratch.next_timer()).min()
+    }
+
+    fn tidy(&mut self) {
+        self.generations.scratch.tidy(Instant::now());
     }
 
     fn step(&mut self, report: Report<'_>) {
@@ -204,6 +211,7 @@ impl Engine for LlamaEngine {
         }
         self.embedded_last = embeds.is_some();
         let now = Instant::now();
+        self.generations.scratch.tidy(now);
         if self.last_beat.is_none_or(|last| now - last >= BEAT_INTERVAL) {
             self.last_beat = Some(now);
             report(FromEngine::Beat);

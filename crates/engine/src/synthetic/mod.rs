@@ -134,7 +134,9 @@ impl Engine for SyntheticEngine {
             ToEngine::KvForget { domain } => self.forget_domain(&domain),
             ToEngine::Park { request } => self.stop(request, report),
             ToEngine::ParkStop { request } => self.run_on(request),
-            ToEngine::KvOpen(_)
+            // It puts nothing together.
+            ToEngine::KvComing { .. }
+            | ToEngine::KvOpen(_)
             | ToEngine::Load(_)
             | ToEngine::ParkTake { .. }
             | ToEngine::Resume { .. }

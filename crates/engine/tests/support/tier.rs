@@ -190,6 +190,9 @@ impl World {
         self.listen();
         let keys = self.tier.keys.get(&request).cloned().unwrap_or_default();
         let slots: Vec<u32> = keys.iter().map_while(|key| self.tier.index.get(key).copied()).collect();
+        // As after reads from a disk; of more tokens than there are, no more is made ready than a sequence has.
+        let tokens = if request % 2 == 0 { slots.len() as u32 * BLOCK_TOKENS } else { u32::MAX };
+        self.harness.send(ToEngine::KvComing { tokens });
         let known = if self.tier.forgets { 0 } else { slots.len() as u32 };
         let source =
             if slots.is_empty() { KvGrant::Recompute { known } } else { KvGrant::Blocks { first: 0, slots, known } };

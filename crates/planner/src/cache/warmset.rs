@@ -77,6 +77,7 @@ impl Warmset {
                 parent: keys.last().copied().unwrap_or(BlockKey([0; 32])),
                 first_block: found as u32,
                 keys: keys_after,
+                state_bytes: 0,
             },
         );
         if self.actions.iter().any(|action| matches!(action, Action::SaveGo { .. })) {

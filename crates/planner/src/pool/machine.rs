@@ -488,7 +488,8 @@ impl<'a> Machine<'a> {
         }
         let (peak, steady) = (Footprint::host(team.load_bytes()), Footprint::host(team.model_bytes));
         let timings = LoadTimings { load_seconds: seconds, ..LoadTimings::default() };
-        self.later(seconds, worker::Event::Loaded { digest, generation, peak, steady, timings });
+        let loaded = worker::Event::Loaded { digest, generation, peak, steady, timings, working_bytes: 0 };
+        self.later(seconds, loaded);
     }
 
     fn start(&mut self, request: RequestId, digest: Digest, generation: Generation, start: StartKind) {

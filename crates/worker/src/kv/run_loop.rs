@@ -310,6 +310,7 @@ impl RunLoop {
             parent: wanted.parent,
             first_block: wanted.first_block,
             keys: wanted.keys.clone(),
+            state_bytes: engine.layout.state_bytes(u64::from(wanted.cells)),
         };
         self.saves.insert(save, Save { life, number: wanted.save, wanted });
         self.happen(event);
@@ -358,6 +359,11 @@ impl RunLoop {
                     false => KvGrant::Blocks { first, slots, known },
                 };
                 say(engine, ToEngine::Grant { request: request.0, source });
+            }
+            Action::Coming { request, tokens } => {
+                if let Some(engine) = self.requests.get(&request).and_then(|life| self.engines.get(life)) {
+                    say(engine, ToEngine::KvComing { tokens });
+                }
             }
             Action::SaveGo { save } => self.make_room(save),
             Action::SaveSkip { save } => {

@@ -56,7 +56,7 @@ pub(super) struct Generations {
     /// What stopped requests leave behind.
     leaving: BTreeMap<u64, Parts<Vec<u8>>>,
     /// Where states are put together.
-    scratch: Scratch,
+    pub(super) scratch: Scratch,
     /// No choice can begin before then, or before a save was answered: all sequences hold what is to be saved.
     waits_until: Option<Instant>,
     /// A sequence is wanted for something else: start no more choices until it was had.

@@ -17,6 +17,14 @@ use std::time::Instant;
 use warmset_core::kv::BLOCK_TOKENS;
 
 impl Generations {
+    /// Blocks for so many tokens are on their way from the disk: the memory where they are put together can be ready by
+    /// then.
+    pub(in crate::llama) fn make_ready(&mut self, loaded: &Loaded, tokens: u32) {
+        let Some(states) = &loaded.states else { return };
+        let tokens = tokens.min(loaded.info.context_tokens);
+        self.scratch.prepare(states.layout().state_bytes(u64::from(tokens)) as usize, Instant::now());
+    }
+
     /// Puts the granted blocks of a prompt into its sequence. None if none of them can be used and nothing has changed;
     /// else how many tokens are there.
     pub(super) fn restore(
@@ -91,7 +99,7 @@ impl Generations {
                 restored = Some(if taken { there } else { 0 });
             }
         }
-        self.scratch.settle();
+        self.scratch.settle(Instant::now());
         let seconds = began.elapsed().as_secs_f64();
         let mut blocks = (restored.unwrap_or(0).saturating_sub(computed) / BLOCK_TOKENS as usize) as u32;
         if blocks > 0
