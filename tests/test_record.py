@@ -364,6 +364,24 @@ def test_a_simulation_with_the_costs_of_a_run_counts_what_the_run_counted(hours)
     assert replayed(path, "--policy", "warmset") == document, "the same recording gives the same figures"
 
 
+def test_a_simulation_with_the_costs_of_a_recording_is_close_to_it_and_says_what_it_found(hours, tmp_path):
+    path, requests = hours
+    document = replayed(path, "--costs", path)
+    recorded, simulated, costs = document["recorded"], document["what_if"], document["costs"]
+    assert simulated["requests"] == requests == costs["requests"] and costs["loads"] > 10
+    for figure in ("warm", "cold", "loads", "evictions"):
+        allowed = max(TOLERANCE_SHARE * recorded[figure], TOLERANCE_COUNT)
+        assert abs(simulated[figure] - recorded[figure]) <= allowed, (figure, recorded, simulated)
+    # Profiles of other models change nothing.
+    profiles = tmp_path / "profiles.json"
+    profile = {"digest": "sha256:" + "0" * 64, "load_seconds": 1.0, "warm_up_seconds": 0.1,
+               "prefill_tokens_per_second": 100.0, "decode_tokens_per_second": 10.0}
+    profiles.write_text(json.dumps(profile, indent=2) + json.dumps(profile))
+    assert replayed(path, "--costs", path, "--profiles", profiles)["what_if"] == simulated
+    profiles.write_text("[]")
+    assert "model profile" in refused(path, "--costs", path, "--profiles", profiles)
+
+
 def test_more_memory_loads_less_and_none_is_refused(hours):
     path, requests = hours
     everything = replayed(path, "--memory", "16GiB")

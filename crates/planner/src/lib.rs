@@ -20,3 +20,4 @@ pub mod recording;
 pub mod report;
 pub mod routing;
 pub mod scenario;
+pub mod sharing;

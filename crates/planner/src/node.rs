@@ -4,6 +4,7 @@ use crate::{
     demand::Demand,
     events::{EventQueue, Rank},
     peers::Starts,
+    sharing::{Job, Sharing, Slowdown},
 };
 use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
@@ -55,19 +56,8 @@ pub struct Ask {
     pub digest: Digest,
     /// Its class.
     pub class: Priority,
-    /// How long it runs, if that is known.
-    pub run: Option<Run>,
-}
-
-/// How long a request runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Run {
-    /// If nobody else runs on the machine when it starts.
-    pub alone: Duration,
-    /// Longer for each other one that runs on its own engine then.
-    pub for_each_beside: Duration,
-    /// Longer for each one that runs on another engine then.
-    pub for_each_elsewhere: Duration,
+    /// How long it runs, alone on the machine, if that is known.
+    pub run: Option<Duration>,
 }
 
 /// One run.
@@ -77,10 +67,13 @@ pub struct Node {
     queue: EventQueue<Event>,
     engines: BTreeMap<Digest, EngineCost>,
     arrived: BTreeMap<RequestId, Instant>,
-    runs: BTreeMap<RequestId, Run>,
-    /// The models of the requests that run, each with how many.
-    running: BTreeMap<Digest, u32>,
-    running_on: BTreeMap<RequestId, Digest>,
+    runs: BTreeMap<RequestId, Duration>,
+    /// Requests that run: when they came.
+    running: BTreeMap<RequestId, Instant>,
+    /// If what computes at the same time slows each other down: all that computes.
+    sharing: Option<Sharing>,
+    /// Since when each of these computes, and what the worker is told at its end.
+    computing: BTreeMap<Job, (Instant, Event)>,
     /// What happens takes no time yet: what was in memory before the run comes back.
     warming: bool,
     keeps_waits: bool,
@@ -223,7 +216,8 @@ impl Node {
             arrived: BTreeMap::new(),
             runs: BTreeMap::new(),
             running: BTreeMap::new(),
-            running_on: BTreeMap::new(),
+            sharing: None,
+            computing: BTreeMap::new(),
             warming: false,
             keeps_waits: false,
             outcome: Outcome::default(),
@@ -251,6 +245,11 @@ impl Node {
     /// Keeps how long each request waits and takes.
     pub fn keep_waits(&mut self) {
         self.keeps_waits = true;
+    }
+
+    /// From now on what computes at the same time slows each other down: requests and loads, each by so much.
+    pub fn share(&mut self, request: Slowdown, load: Slowdown) {
+        self.sharing = Some(Sharing::new(request, load));
     }
 
     /// Lets a request come at its time.
@@ -284,16 +283,32 @@ impl Node {
     /// the end.
     pub fn finish(&mut self, end: Instant) -> Result<(), Violation> {
         while self.step(end) {
-            if self.queue.next().is_none() && self.arrived.is_empty() {
+            if self.next_end().is_none() && self.arrived.is_empty() {
                 break;
             }
         }
         self.worker.machine().check(self.now)
     }
 
+    /// When something comes or ends next.
+    fn next_end(&self) -> Option<Instant> {
+        let shared = self.sharing.as_ref().and_then(Sharing::next).map(|(at, _)| at);
+        self.queue.next().map(|(at, _)| at).into_iter().chain(shared).min()
+    }
+
     fn step(&mut self, end: Instant) -> bool {
         let timer = self.worker.machine().next_timer().map(|at| (at, Rank::Timer));
         let queued = self.queue.next();
+        let first = [queued, timer].into_iter().flatten().min();
+        if let Some((at, job)) = self.sharing.as_ref().and_then(Sharing::next)
+            && first.is_none_or(|first| (at, Rank::Completion) < first)
+        {
+            self.now = at;
+            if let Some(event) = self.end(job) {
+                self.feed(event);
+            }
+            return true;
+        }
         match (queued, timer) {
             (Some(queued), timer) if timer.is_none_or(|timer| queued <= timer) => {
                 if let Some((at, event)) = self.queue.pop() {
@@ -317,9 +332,10 @@ impl Node {
                 self.arrived.remove(request);
             }
             Event::Finished { request } => {
-                let digest = self.running_on.remove(request);
-                if let Some(running) = digest.and_then(|digest| self.running.get_mut(&digest)) {
-                    *running -= 1;
+                if let Some(arrived) = self.running.remove(request)
+                    && self.keeps_waits
+                {
+                    self.outcome.answers.push(self.now.since(arrived));
                 }
             }
             _ => {}
@@ -329,6 +345,27 @@ impl Node {
         for action in actions {
             self.perform(action);
         }
+    }
+
+    /// Lets something compute that takes so long alone, and tells of it at its end.
+    fn compute(&mut self, job: Job, digest: Digest, alone: Duration, ended: Event) {
+        match &mut self.sharing {
+            Some(sharing) => {
+                sharing.begin(self.now, job, digest, alone.as_nanos() as f64);
+                self.computing.insert(job, (self.now, ended));
+            }
+            None => self.later(alone, ended),
+        }
+    }
+
+    /// Something that shares the machine is through, or given up; what is to be told of it.
+    fn end(&mut self, job: Job) -> Option<Event> {
+        self.sharing.as_mut()?.end(self.now, job);
+        let (since, mut event) = self.computing.remove(&job)?;
+        if let Event::Loaded { timings, .. } = &mut event {
+            timings.load_seconds = self.now.since(since).as_secs_f64();
+        }
+        Some(event)
     }
 
     fn later(&mut self, delay: Duration, event: Event) {
@@ -343,6 +380,7 @@ impl Node {
             }
             Action::Load { digest, generation, .. } => self.load(digest, generation),
             Action::Stop { digest, generation } | Action::Kill { digest, generation } => {
+                self.end(Job::Load(digest, generation));
                 let stop = self.engines.get(&digest).map_or(STOP_TIME, |engine| engine.stop);
                 self.later(stop, Event::Exited { digest, generation, exit: Exit::Stopped });
             }
@@ -371,26 +409,20 @@ impl Node {
         let taken = engine.loads.len().min(1);
         engine.loads.rotate_left(taken);
         let timings = LoadTimings { load_seconds: load.as_secs_f64(), ..LoadTimings::default() };
-        self.later(load, Event::Loaded { digest, generation, peak, steady, timings, working_bytes: 0 });
+        let loaded = Event::Loaded { digest, generation, peak, steady, timings, working_bytes: 0 };
+        self.compute(Job::Load(digest, generation), digest, load, loaded);
     }
 
     fn start(&mut self, request: RequestId, digest: Digest, start: StartKind) {
         let run = self.engines.get(&digest).map(|engine| engine.run);
         let (Some(run), Some(arrived)) = (run, self.arrived.remove(&request)) else { return };
-        let all: u32 = self.running.values().sum();
-        let beside = self.running.entry(digest).or_default();
-        let run = self
-            .runs
-            .remove(&request)
-            .map_or(run, |run| run.alone + run.for_each_beside * *beside + run.for_each_elsewhere * (all - *beside));
-        *beside += 1;
-        self.running_on.insert(request, digest);
+        let run = self.runs.remove(&request).unwrap_or(run);
+        self.running.insert(request, arrived);
         let waited = self.now.since(arrived);
         self.outcome.started(start, waited);
         if self.keeps_waits {
             self.outcome.waits.push((start, waited));
-            self.outcome.answers.push(waited + run);
         }
-        self.later(run, Event::Finished { request });
+        self.compute(Job::Request(request), digest, run, Event::Finished { request });
     }
 }

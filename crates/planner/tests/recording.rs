@@ -14,11 +14,14 @@ use warmset_core::{
     worker::{self, Worker},
 };
 use warmset_planner::{
+    demand::Demand,
     node::{Cost, Node, settings},
     recording::{
-        Costs, End, Entry, FORMAT_VERSION, Figures, Header, Line, LineError, Observed, Replay, ReplayError, WhatIf,
+        Costs, End, Entry, FORMAT_VERSION, Figures, Header, Line, LineError, Observed, Profile, Profiles, Replay,
+        ReplayError, WhatIf,
     },
     scenario::Scenario,
+    sharing::Slowdown,
 };
 
 const GIBIBYTE: u64 = 1 << 30;
@@ -138,8 +141,8 @@ fn a_recorded_run_is_the_same_again_and_simulated_it_is_itself() {
 }
 
 /// A day of the scenario with models of several sizes, from so many gibibytes on, whose answers have several lengths: a
-/// load takes a second and two for each gibibyte, a request half a second and a tenth for each token.
-fn priced(least_gibibytes: u64, capacity_gibibytes: u64) -> Lines {
+/// load takes a second and two for each gibibyte, a request half a second and a tenth for each token, each alone on the machine.
+fn priced(least_gibibytes: u64, capacity_gibibytes: u64, request: Slowdown, load: Slowdown) -> Lines {
     let demand = Scenario::parse(SCENARIO).expect("it makes sense").demand(1, None).expect("synthetic");
     let output_tokens = |model: usize| 5 + u32::try_from(model).expect("few");
     let costs = (0..demand.models).map(|model| {
@@ -147,10 +150,30 @@ fn priced(least_gibibytes: u64, capacity_gibibytes: u64) -> Lines {
         let run = Duration::from_millis(500 + 100 * u64::from(output_tokens(model)));
         Cost { bytes: gibibytes * GIBIBYTE, load: Duration::from_secs(1 + 2 * gibibytes), run }
     });
-    let mut node = Node::new(settings(capacity_gibibytes * GIBIBYTE, Parts::ALL), costs.collect());
+    recorded(
+        &demand,
+        settings(capacity_gibibytes * GIBIBYTE, Parts::ALL),
+        costs.collect(),
+        request,
+        load,
+        output_tokens,
+    )
+}
+
+/// A demand played to engines of these costs, with what the gateway says of answers.
+fn recorded(
+    demand: &Demand,
+    settings: worker::Settings,
+    costs: Vec<Cost>,
+    request: Slowdown,
+    load: Slowdown,
+    output_tokens: impl Fn(usize) -> u32,
+) -> Lines {
+    let mut node = Node::new(settings, costs);
+    node.share(request, load);
     let lines = begun();
     node.record(Box::new(lines.clone()));
-    node.run(&demand).expect("every invariant holds");
+    node.run(demand).expect("every invariant holds");
     for (arrival, number) in demand.arrivals.iter().zip(1..) {
         let completion_tokens = output_tokens(arrival.model);
         let event = gateway::Event::Finished { request: RequestId(number), prompt_tokens: 10, completion_tokens };
@@ -169,20 +192,103 @@ fn observed(lines: &Lines) -> Observed {
 
 #[test]
 fn what_one_recording_says_of_costs_holds_for_models_of_other_sizes() {
-    let costs = Costs::of(&observed(&priced(1, 8))).expect("there are loads and answers");
+    let alone = Slowdown::default();
+    let costs =
+        Costs::of(&observed(&priced(1, 8, alone, alone)), Profiles::new()).expect("there are loads and answers");
     let near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 1e-6;
     assert!(near(costs.load_seconds, 1.0) && near(costs.load_seconds_per_byte, 2.0 / GIBIBYTE as f64), "{costs:?}");
-    assert!(near(costs.output_token_seconds, 0.1) && costs.output_token_seconds_beside < 1e-9, "{costs:?}");
+    assert!(near(costs.output_token_seconds, 0.1) && costs.request_slowdown == alone, "{costs:?}");
     assert!(costs.load_error < 1e-6 && costs.request_error < 1e-6, "{costs:?}");
-    let other = observed(&priced(3, 17));
+    holds_for_others(costs, alone, alone);
+    assert_eq!(Costs::of(&observed(&simulated(4).0), Profiles::new()), None, "nobody said how many tokens there were");
+}
+
+#[test]
+fn by_how_much_requests_and_loads_slow_each_other_down_is_found_and_holds_for_models_of_other_sizes() {
+    let request = Slowdown { request_beside: 0.6, engine: 0.9, load: 1.4 };
+    let load = Slowdown { request_beside: 0.0, engine: 0.5, load: 0.8 };
+    let costs =
+        Costs::of(&observed(&priced(1, 8, request, load)), Profiles::new()).expect("there are loads and answers");
+    for (found, wanted) in [
+        (costs.request_slowdown.request_beside, request.request_beside),
+        (costs.request_slowdown.engine, request.engine),
+        (costs.request_slowdown.load, request.load),
+        (costs.load_slowdown.engine, load.engine),
+        (costs.load_slowdown.load, load.load),
+    ] {
+        assert!((found - wanted).abs() < 0.05, "{found} for {wanted}: {costs:?}");
+    }
+    assert!(costs.load_error < 0.01 && costs.request_error < 0.01, "{costs:?}");
+    holds_for_others(costs, request, load);
+}
+
+/// What larger models with other room did is what the costs say, within what is promised of counts: one load more or less that
+/// is under way when a request comes changes what follows.
+fn holds_for_others(costs: Costs, request: Slowdown, load: Slowdown) {
+    let other = observed(&priced(3, 17, request, load));
     let recorded = other.figures();
     let simulated = WhatIf { costs: Some(costs), ..WhatIf::default() }.run(&other).expect("it runs");
-    let counts = |figures: &Figures| (figures.warm, figures.cold, figures.loads, figures.evictions);
-    assert_eq!(counts(&simulated), counts(&recorded));
-    assert!((simulated.answer_p99_seconds - recorded.answer_p99_seconds).abs() < 1e-3, "{simulated:?} {recorded:?}");
-    assert!((simulated.cold_wait_p50_seconds - recorded.cold_wait_p50_seconds).abs() < 1e-3);
+    let figures = |of: &Figures| {
+        let counts = [of.warm, of.cold, of.loads, of.evictions].map(|count| count as f64);
+        let seconds =
+            [of.answer_p50_seconds, of.answer_p99_seconds, of.cold_wait_p50_seconds, of.cold_wait_p99_seconds];
+        [counts, seconds].concat()
+    };
+    for (said, was) in figures(&simulated).iter().zip(figures(&recorded)) {
+        assert!((said / was - 1.0).abs() < 0.05, "{said} for {was}: {simulated:?} {recorded:?}");
+    }
     assert!(recorded.evictions > 10, "{recorded:?}");
-    assert_eq!(Costs::of(&observed(&self::simulated(4).0)), None, "nobody said how many tokens there were");
+}
+
+/// Every other model takes three times as long as its bytes and tokens say, which nothing but its profile tells.
+#[test]
+fn a_profile_tells_what_bytes_and_tokens_do_not() {
+    let profile = |model: u8, disturbed: f64| {
+        let times = if model.is_multiple_of(2) { disturbed } else { 3.0 * disturbed };
+        let mut digest = [0; 32];
+        digest[7] = model;
+        let (load, prefill, decode) = (times * 2.0, 100.0 / times, 10.0 / times);
+        format!(
+            r#"{{"digest": "{}", "load_seconds": {load}, "warm_up_seconds": 0.0, "name": "m",
+                "prefill_tokens_per_second": {prefill}, "decode_tokens_per_second": {decode}}}"#,
+            Digest(digest),
+        )
+    };
+    let slow = |text: &str| {
+        // Each three times, once in bad company: the median counts.
+        let all = (0..4).flat_map(|model| [1.0, 9.0, 1.0].map(|disturbed| profile(model, disturbed)));
+        Profile::read_all(&(all.collect::<Vec<_>>().join("\n") + text))
+    };
+    let profiles = slow("").expect("as printed");
+    assert_eq!(profiles.len(), 4);
+    for (text, why) in [("{}", "model profile"), ("x", "model profile")] {
+        let refusal = slow(text).expect_err("it is none").to_string();
+        assert!(refusal.contains(why), "{refusal}");
+    }
+    let zero = r#"{"digest": "sha256:00", "load_seconds": 0, "warm_up_seconds": 0}"#.replace("00", &"00".repeat(32));
+    assert!(Profile::read_all(&zero).expect_err("no load").to_string().contains("measure it again"));
+    let lines = of_two_kinds();
+    let blind = Costs::of(&observed(&lines), Profiles::new()).expect("there are loads and answers");
+    let costs = Costs::of(&observed(&lines), profiles).expect("there are loads and answers");
+    assert!(blind.load_error > 0.3 && blind.request_error > 0.3, "{blind:?}");
+    assert!(costs.load_error < 1e-6 && costs.request_error < 1e-6, "{costs:?}");
+    // A load takes what its profile says; a request half of it.
+    assert!((costs.load_share_of_profile - 1.0).abs() < 1e-6, "{costs:?}");
+    assert!((costs.output_share_of_profile - 0.5).abs() < 1e-6, "{costs:?}");
+}
+
+/// Four models of as many bytes, two of which take three times as long.
+fn of_two_kinds() -> Lines {
+    let output_tokens = |model: usize| 10 + 5 * u32::try_from(model).expect("few");
+    let text = SCENARIO.split("[[group]]").take(2).collect::<Vec<_>>().join("[[group]]");
+    let demand = Scenario::parse(&text).expect("it makes sense").demand(1, None).expect("synthetic");
+    let costs = (0..demand.models).map(|model| {
+        let times = if model.is_multiple_of(2) { 1 } else { 3 };
+        let run = Duration::from_millis(50 * times * u64::from(output_tokens(model)));
+        Cost { bytes: GIBIBYTE, load: Duration::from_secs(2 * times), run }
+    });
+    let alone = Slowdown::default();
+    recorded(&demand, settings(2 * GIBIBYTE, Parts::ALL), costs.collect(), alone, alone, output_tokens)
 }
 
 #[test]

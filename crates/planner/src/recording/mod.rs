@@ -6,12 +6,15 @@
 //! binary. Modules are declared in reading order.
 
 mod costs;
+mod fit;
 mod observed;
+mod profiles;
 mod replay;
 mod what_if;
 
 pub use costs::Costs;
 pub use observed::{Figures, Observed};
+pub use profiles::{Profile, Profiles};
 pub use replay::{Difference, MachineReplay, Replay, ReplayError};
 pub use what_if::{WhatIf, WhatIfError};
 

@@ -2,9 +2,13 @@
 
 use super::{
     Entry, Line,
-    costs::{Costs, Others, Samples, Tokens},
+    costs::Costs,
+    fit::{Exposure, Load, Ran, Samples, Tokens},
 };
-use crate::node::{Ask, EngineCost, Outcome, Run, STOP_TIME};
+use crate::{
+    node::{Ask, EngineCost, Outcome, STOP_TIME},
+    sharing::{Job, Together},
+};
 use serde::Serialize;
 use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
@@ -140,15 +144,6 @@ struct Running {
     /// How long it ran before it gave way.
     before: Duration,
     digest: Digest,
-    others: Others,
-}
-
-/// A request that ran to its end.
-#[derive(Debug, Clone, Copy)]
-struct Ran {
-    place: usize,
-    others: Others,
-    seconds: f64,
 }
 
 /// The worker of a recording.
@@ -173,7 +168,11 @@ pub struct Observed {
     places: BTreeMap<RequestId, usize>,
     /// How many tokens those of `outside` had.
     tokens: BTreeMap<usize, Tokens>,
-    ran: Vec<Ran>,
+    /// What ran to its end: which one it is of `outside`, of which model, and in which company it ran for how long.
+    ran: Vec<(usize, Digest, Exposure)>,
+    /// The same of loads.
+    loaded: Vec<(Digest, Exposure)>,
+    computing: Together<Exposure>,
     loading: BTreeMap<(Digest, Generation), Instant>,
     stopping: BTreeMap<(Digest, Generation), Instant>,
 }
@@ -202,12 +201,14 @@ impl Observed {
     }
 
     /// All that was measured, of every model.
-    pub(super) fn samples(&self) -> Samples {
-        let loads = self.seen.values().flat_map(|seen| {
-            let bytes = seen.steady.as_ref().map_or(0, Footprint::total_bytes);
-            seen.loads.iter().map(move |load| (bytes, load.as_secs_f64()))
+    pub(super) fn samples(&self) -> Samples<'_> {
+        let bytes_of =
+            |digest| self.seen.get(digest).and_then(|seen| seen.steady.as_ref()).map_or(0, Footprint::total_bytes);
+        let loads = self.loaded.iter().map(|(digest, took)| Load { digest: *digest, bytes: bytes_of(digest), took });
+        let runs = self.ran.iter().filter_map(|(place, digest, took)| {
+            let tokens = self.tokens_of(*place)?;
+            Some(Ran { digest: *digest, tokens, took })
         });
-        let runs = self.ran.iter().filter_map(|ran| Some((self.tokens_of(ran.place)?, ran.others, ran.seconds)));
         let stops = self.seen.values().fold(Mean::default(), |all, seen| all.and(seen.stop));
         Samples { loads: loads.collect(), runs: runs.collect(), stop: stops.get() }
     }
@@ -230,7 +231,7 @@ impl Observed {
             }
             let steady = seen.steady.unwrap_or_else(|| spec.steady.clone());
             if let Some(costs) = costs {
-                (seen.loads, seen.stop) = (costs.loads(steady.total_bytes()), Mean::of(costs.stop()));
+                (seen.loads, seen.stop) = (costs.loads(spec.digest, steady.total_bytes()), Mean::of(costs.stop()));
             }
             EngineCost {
                 peak: seen.peak.unwrap_or_else(|| spec.peak.clone()),
@@ -255,6 +256,7 @@ impl Observed {
 
     fn step(&mut self, step: StepOf<Worker>) {
         let StepOf::<Worker> { now, event, actions } = step;
+        self.computing.pass(now, |_, company, nanoseconds, took| took.add(company, nanoseconds));
         self.hear(now, &event);
         if comes_from_outside(&event) {
             if let Event::Configure(spec) = &event {
@@ -288,6 +290,7 @@ impl Observed {
             Event::Parked { request } => {
                 if let Some(running) = self.running.get_mut(request) {
                     running.before += now.since(running.since);
+                    self.computing.leave(Job::Request(*request));
                 }
             }
             Event::Finished { request } => self.finished(now, *request),
@@ -296,10 +299,14 @@ impl Observed {
                 (seen.peak, seen.steady) = (Some(peak.clone()), Some(steady.clone()));
                 if let Some(began) = self.loading.remove(&(*digest, *generation)) {
                     seen.loads.push(now.since(began));
+                    let took = self.computing.leave(Job::Load(*digest, *generation)).unwrap_or_default();
+                    self.loaded.push((*digest, took));
                 }
             }
+            Event::LoadFailed { digest, generation, .. } => drop(self.computing.leave(Job::Load(*digest, *generation))),
             Event::Exited { digest, generation, .. } => {
                 self.loading.remove(&(*digest, *generation));
+                self.computing.leave(Job::Load(*digest, *generation));
                 if let Some(began) = self.stopping.remove(&(*digest, *generation)) {
                     self.seen.entry(*digest).or_default().stop.add(now.since(began));
                 }
@@ -309,20 +316,17 @@ impl Observed {
     }
 
     fn finished(&mut self, now: Instant, request: RequestId) {
-        let Some(Running { place, since, before, others, .. }) = self.running.remove(&request) else { return };
+        let Some(Running { place, since, before, digest }) = self.running.remove(&request) else { return };
         let ran = before + now.since(since);
+        let took = self.computing.leave(Job::Request(request)).unwrap_or_default();
         if let Some((came, Outside::Ask(ask))) = self.outside.get_mut(place) {
-            ask.run = Some(Run { alone: ran, ..Run::default() });
+            ask.run = Some(ran);
             self.seen.entry(ask.digest).or_default().run.add(ran);
             self.outcome.answers.push(now.since(self.began).saturating_sub(*came));
-            self.ran.push(Ran { place, others, seconds: ran.as_secs_f64() });
+            if before.is_zero() {
+                self.ran.push((place, digest, took));
+            }
         }
-    }
-
-    /// Who runs already when a request of a model starts.
-    fn others(&self, digest: Digest) -> Others {
-        let beside = self.running.values().filter(|running| running.digest == digest).count();
-        Others { beside: beside as f64, elsewhere: (self.running.len() - beside) as f64 }
     }
 
     /// What the gateway says of tokens.
@@ -338,6 +342,7 @@ impl Observed {
         match action {
             Action::Verify { digest, generation } => {
                 self.loading.insert((*digest, *generation), now);
+                self.computing.enter(Job::Load(*digest, *generation), *digest, Exposure::default());
             }
             Action::Stop { digest, generation } | Action::Kill { digest, generation } => {
                 self.stopping.entry((*digest, *generation)).or_insert(now);
@@ -347,15 +352,17 @@ impl Observed {
                     let waited = now.since(came);
                     self.outcome.started(*start, waited);
                     self.outcome.waits.push((*start, waited));
-                    let others = self.others(*digest);
-                    let running = Running { place, since: now, before: Duration::ZERO, digest: *digest, others };
-                    self.running.insert(*request, running);
+                    self.running
+                        .insert(*request, Running { place, since: now, before: Duration::ZERO, digest: *digest });
                 } else if let Some(running) = self.running.get_mut(request) {
                     running.since = now;
                 }
+                self.computing.enter(Job::Request(*request), *digest, Exposure::default());
             }
             Action::Reject { request, .. } => {
                 self.waiting.remove(request);
+                self.running.remove(request);
+                self.computing.leave(Job::Request(*request));
                 self.outcome.rejected += 1;
             }
             Action::Tell(fact) => self.outcome.told(fact),

@@ -107,11 +107,15 @@ fn play(observed: &Observed, settings: Settings, costs: Option<&Costs>) -> Resul
     let known = observed.specs.iter().cloned().map(Event::Configure);
     let warm = Event::Remembered { models: observed.recollections.clone() };
     node.warm_up(known.chain([warm]));
+    if let Some(costs) = costs {
+        node.share(costs.request_slowdown, costs.load_slowdown);
+    }
     for (place, (since, outside)) in observed.outside.iter().enumerate() {
         let at = Instant::after(*since);
         match outside {
             Outside::Ask(ask) => {
-                let told = costs.zip(observed.tokens_of(place)).map(|(costs, tokens)| costs.run(tokens, place));
+                let told =
+                    costs.zip(observed.tokens_of(place)).map(|(costs, tokens)| costs.run(ask.digest, tokens, place));
                 node.ask(at, Ask { run: told.or(ask.run), ..ask.clone() });
             }
             Outside::Event(event) => node.schedule(at, (**event).clone()),

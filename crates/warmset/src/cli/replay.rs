@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 use warmset_core::Bytes;
-use warmset_planner::recording::{Costs, Difference, Observed, Replay, ReplayError, WhatIf};
+use warmset_planner::recording::{Costs, Difference, Observed, Profile, Profiles, Replay, ReplayError, WhatIf};
 
 /// `warmset replay`
 #[derive(Debug, Args)]
@@ -33,6 +33,9 @@ pub(crate) struct ReplayArguments {
     /// What if engines cost what they cost in another recording, of whatever models
     #[arg(long, value_name = "RECORDING")]
     costs: Option<PathBuf>,
+    /// With --costs: what models take alone, as `warmset model profile NAME --json` printed it for each
+    #[arg(long, value_name = "FILE", requires = "costs")]
+    profiles: Option<PathBuf>,
 }
 
 /// Replays a recording and prints what came of it.
@@ -143,7 +146,8 @@ fn difference_text(difference: &Difference) -> String {
 fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) -> Result<()> {
     let parts = arguments.policy.as_deref().map(WhatIf::parts_of).transpose()?;
     let spinner = output.spinner("simulating");
-    let costs = arguments.costs.as_deref().map(costs_of).transpose()?;
+    let profiles = arguments.profiles.as_deref().map(profiles_of).transpose()?.unwrap_or_default();
+    let costs = arguments.costs.as_deref().map(|path| costs_of(path, profiles)).transpose()?;
     let asked = WhatIf { memory_bytes: arguments.memory, reserve_bytes: arguments.reserve, parts, costs };
     let observed = observe(&mut reading)?;
     let simulated = WhatIf::default().run(&observed)?;
@@ -173,10 +177,16 @@ fn observe(reading: &mut Reading) -> Result<Observed> {
     Ok(observed)
 }
 
+fn profiles_of(path: &Path) -> Result<Profiles> {
+    let named = || format!("cannot read the profiles in {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(named)?;
+    Profile::read_all(&text).with_context(named)
+}
+
 /// What engines cost in another recording.
-fn costs_of(path: &Path) -> Result<Costs> {
+fn costs_of(path: &Path, profiles: Profiles) -> Result<Costs> {
     let observed = observe(&mut Reading::open(path)?).with_context(|| format!("cannot read {}", path.display()))?;
-    Costs::of(&observed).with_context(|| {
+    Costs::of(&observed, profiles).with_context(|| {
         format!("{} has no load or no answer to tell costs by: record until there are some", path.display())
     })
 }
