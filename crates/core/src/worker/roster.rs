@@ -43,11 +43,18 @@ impl Rules {
     }
 }
 
+/// Models in the order of their digests, and where their slots are.
+type Listing = BTreeMap<Digest, usize>;
+
 /// The models.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub(super) struct Roster {
-    slots: BTreeMap<Digest, Slot>,
+    /// Where in `slots` each is: a list is gone through without looking every model up.
+    places: Listing,
+    /// None where one was removed.
+    slots: Vec<Option<Slot>>,
+    free: Vec<usize>,
     lists: Lists,
     rules: Rules,
 }
@@ -62,6 +69,7 @@ struct Stored {
 
 #[derive(Debug, Clone)]
 struct Slot {
+    place: usize,
     model: Model,
     /// It is not merely catalogued: resident, waited for, wanted or pausing after a failure.
     is_active: bool,
@@ -102,16 +110,16 @@ struct PoolHeld {
 
 #[derive(Debug, Default, Clone)]
 struct Lists {
-    active: BTreeSet<Digest>,
+    active: Listing,
     /// Active, without a life.
-    absent: BTreeSet<Digest>,
+    absent: Listing,
     /// With a life in which something goes on.
-    busy: BTreeSet<Digest>,
+    busy: Listing,
     loading: u32,
     /// In memory, and not to be evicted.
-    pinned: BTreeSet<Digest>,
+    pinned: Listing,
     /// Expected about now, and without a life.
-    due_and_absent: BTreeSet<Digest>,
+    due_and_absent: Listing,
     /// Versions that stay until others are ready: how many of these there are.
     succeeded: BTreeMap<Digest, u32>,
     /// When those that are in memory and not busy are to be looked at next.
@@ -152,11 +160,11 @@ impl Slot {
     }
 }
 
-/// Enters a model into a set, or takes it out.
-fn enlist(set: &mut BTreeSet<Digest>, digest: Digest, (was, is): (bool, bool)) {
+/// Enters a model into a list, or takes it out.
+fn enlist(list: &mut Listing, digest: Digest, place: usize, (was, is): (bool, bool)) {
     match (was, is) {
-        (false, true) => drop(set.insert(digest)),
-        (true, false) => drop(set.remove(&digest)),
+        (false, true) => drop(list.insert(digest, place)),
+        (true, false) => drop(list.remove(&digest)),
         _ => {}
     }
 }
@@ -181,11 +189,12 @@ impl Lists {
     /// Moves a model to other lists.
     fn enter(&mut self, digest: Digest, slot: &mut Slot, listed: Listed) {
         let was = core::mem::replace(&mut slot.listed, listed);
-        enlist(&mut self.active, digest, (was.is_active, listed.is_active));
-        enlist(&mut self.absent, digest, (was.is_absent, listed.is_absent));
-        enlist(&mut self.busy, digest, (was.is_busy, listed.is_busy));
-        enlist(&mut self.pinned, digest, (was.is_pinned, listed.is_pinned));
-        enlist(&mut self.due_and_absent, digest, (was.is_due_and_absent, listed.is_due_and_absent));
+        let place = slot.place;
+        enlist(&mut self.active, digest, place, (was.is_active, listed.is_active));
+        enlist(&mut self.absent, digest, place, (was.is_absent, listed.is_absent));
+        enlist(&mut self.busy, digest, place, (was.is_busy, listed.is_busy));
+        enlist(&mut self.pinned, digest, place, (was.is_pinned, listed.is_pinned));
+        enlist(&mut self.due_and_absent, digest, place, (was.is_due_and_absent, listed.is_due_and_absent));
         self.loading = self.loading + u32::from(listed.is_loading) - u32::from(was.is_loading);
         reschedule(&mut self.wakes, digest, (was.wakes_at, listed.wakes_at));
         reschedule(&mut self.pauses, digest, (was.pauses_until, listed.pauses_until));
@@ -284,30 +293,41 @@ impl Drop for Changing<'_> {
 /// One model.
 impl Roster {
     pub(super) fn new(rules: Rules) -> Self {
-        Self { slots: BTreeMap::new(), lists: Lists::default(), rules }
+        Self { places: Listing::new(), slots: Vec::new(), free: Vec::new(), lists: Lists::default(), rules }
     }
 
     pub(super) fn get(&self, digest: &Digest) -> Option<&Model> {
-        self.slots.get(digest).map(|slot| &slot.model)
+        self.at(*self.places.get(digest)?)
+    }
+
+    fn at(&self, place: usize) -> Option<&Model> {
+        self.slots.get(place)?.as_ref().map(|slot| &slot.model)
     }
 
     pub(super) fn get_mut(&mut self, digest: &Digest) -> Option<Changing<'_>> {
-        let slot = self.slots.get_mut(digest)?;
+        let slot = self.slots.get_mut(*self.places.get(digest)?)?.as_mut()?;
         Some(Changing { digest: *digest, slot, lists: &mut self.lists, rules: &self.rules })
     }
 
     /// A model that is new.
     pub(super) fn insert(&mut self, digest: Digest, model: Model) {
-        let slot = Slot { model, is_active: false, listed: Listed::default(), holds: None };
-        self.slots.insert(digest, slot);
+        let place = self.places.get(&digest).copied().or_else(|| self.free.pop()).unwrap_or(self.slots.len());
+        let slot = Some(Slot { place, model, is_active: false, listed: Listed::default(), holds: None });
+        match self.slots.get_mut(place) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+        self.places.insert(digest, place);
         self.set_active(digest, false);
     }
 
     /// A model that is absent and of which nothing is to be known any more.
     pub(super) fn remove(&mut self, digest: &Digest) {
-        if let Some(mut slot) = self.slots.remove(digest) {
+        let Some(place) = self.places.remove(digest) else { return };
+        if let Some(mut slot) = self.slots.get_mut(place).and_then(Option::take) {
             self.lists.enter(*digest, &mut slot, Listed::default());
             self.lists.changed.remove(digest);
+            self.free.push(place);
         }
     }
 
@@ -328,7 +348,7 @@ impl Roster {
     }
 
     pub(super) fn is_active(&self, digest: &Digest) -> bool {
-        self.lists.active.contains(digest)
+        self.lists.active.contains_key(digest)
     }
 
     /// Whether a version stays until another is ready.
@@ -344,19 +364,19 @@ impl Roster {
 /// Many models, always in the order of their digests.
 impl Roster {
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Digest, &Model)> {
-        self.slots.iter().map(|(digest, slot)| (digest, &slot.model))
+        self.places.iter().filter_map(|(digest, place)| Some((digest, self.at(*place)?)))
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &Model> {
-        self.slots.values().map(|slot| &slot.model)
+        self.all(&self.places)
     }
 
     pub(super) fn digests(&self) -> Vec<Digest> {
-        self.slots.keys().copied().collect()
+        self.places.keys().copied().collect()
     }
 
-    fn all<'a>(&'a self, digests: &'a BTreeSet<Digest>) -> impl Iterator<Item = &'a Model> + Clone {
-        digests.iter().filter_map(|digest| self.get(digest))
+    fn all<'a>(&'a self, list: &'a Listing) -> impl Iterator<Item = &'a Model> + Clone {
+        list.values().filter_map(|place| self.at(*place))
     }
 
     /// Those that are not merely catalogued. There may be many: ask only where something is to be planned or shown.
@@ -376,12 +396,12 @@ impl Roster {
 
     /// Of the same, what they are known by: for those who change them.
     pub(super) fn busy_digests(&self) -> Vec<Digest> {
-        self.lists.busy.iter().copied().collect()
+        self.lists.busy.keys().copied().collect()
     }
 
     /// Of all with a life.
     pub(super) fn resident_digests(&self) -> Vec<Digest> {
-        self.lists.active.difference(&self.lists.absent).copied().collect()
+        self.lists.active.keys().filter(|digest| !self.lists.absent.contains_key(digest)).copied().collect()
     }
 
     /// Those in memory that are not to be evicted.
@@ -411,7 +431,7 @@ impl Roster {
         self.settle_successors();
         let woken = self.lists.wakes.iter().take_while(|(at, _)| *at <= now).map(|(_, digest)| *digest);
         let succeeding = self.absent().filter(|model| model.predecessor.is_some()).map(|model| model.spec.digest);
-        woken.chain(succeeding).chain(self.lists.busy.iter().copied()).collect()
+        woken.chain(succeeding).chain(self.lists.busy.keys().copied()).collect()
     }
 
     /// Who is to be replaced, or not any more, is kept for another time.
@@ -488,9 +508,9 @@ impl From<Stored> for Roster {
 
 impl From<Roster> for Stored {
     fn from(roster: Roster) -> Self {
-        let Roster { slots, lists, rules } = roster;
-        let models = slots.into_iter().map(|(digest, slot)| (digest, slot.model)).collect();
-        Self { models, active: lists.active, rules }
+        let active = roster.lists.active.into_keys().collect();
+        let models = roster.slots.into_iter().flatten().map(|slot| (slot.model.spec.digest, slot.model)).collect();
+        Self { models, active, rules: roster.rules }
     }
 }
 
@@ -511,12 +531,12 @@ impl Roster {
             pools.filter(|(_, [all, _])| !all.is_empty()).collect()
         };
         held(&lists) == held(&fresh)
-            && lists.active == fresh.active
-            && lists.absent == fresh.absent
-            && lists.busy == fresh.busy
+            && lists.active.keys().eq(fresh.active.keys())
+            && lists.absent.keys().eq(fresh.absent.keys())
+            && lists.busy.keys().eq(fresh.busy.keys())
             && lists.loading == fresh.loading
-            && lists.pinned == fresh.pinned
-            && lists.due_and_absent == fresh.due_and_absent
+            && lists.pinned.keys().eq(fresh.pinned.keys())
+            && lists.due_and_absent.keys().eq(fresh.due_and_absent.keys())
             && lists.succeeded == fresh.succeeded
             && lists.pauses == fresh.pauses
             && lists.protections == fresh.protections

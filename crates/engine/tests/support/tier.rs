@@ -191,7 +191,7 @@ impl World {
         let keys = self.tier.keys.get(&request).cloned().unwrap_or_default();
         let slots: Vec<u32> = keys.iter().map_while(|key| self.tier.index.get(key).copied()).collect();
         // As after reads from a disk; of more tokens than there are, no more is made ready than a sequence has.
-        let tokens = if request % 2 == 0 { slots.len() as u32 * BLOCK_TOKENS } else { u32::MAX };
+        let tokens = if request.is_multiple_of(2) { slots.len() as u32 * BLOCK_TOKENS } else { u32::MAX };
         self.harness.send(ToEngine::KvComing { tokens });
         let known = if self.tier.forgets { 0 } else { slots.len() as u32 };
         let source =
