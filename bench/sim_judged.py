@@ -1,18 +1,22 @@
 """What the simulator says of a server that it was not fitted on, beside what that server did.
 
-A server is recorded under workload A, and what engines cost is found from that recording alone. Workload B has other models of other
-sizes, another rate and another budget; it is played to a real server, too, and simulated with the costs of A. Both several times, in
-turn. Claim: loads, evictions and requests that found their model ready within 5 %, p50 and p99 of cold waits and of answers within 15 %.
+A server is recorded under workload A, and what engines cost is found from that recording. Workload B has other models of other sizes,
+another rate and another budget; it is played to a real server, too, and simulated with the costs of A. Both several times, in turn.
+What real models take alone is a matter of how their weights are written, which A cannot tell of B: they are profiled before, each by
+itself. Claim: loads, evictions and requests that found their model ready within 5 %, p50 and p99 of cold waits and of answers within
+15 %, in the means over the rounds.
 """
 
 import argparse
 import json
+import os
 import random
+import shutil
 import statistics
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import harness
@@ -36,6 +40,7 @@ class Workload:
 
     models: int
     megabytes: tuple
+    # Requests a second; for real engines what they need of the machine's time, so that a slower one gets fewer.
     rate: float
     zipf: float
     room: float
@@ -52,16 +57,20 @@ SYNTHETIC = {
 REAL_FILES = {"a": ("q4_0", "q4_1", "gemma"), "b": ("q8_0", "f16")}
 REAL_CONTEXTS = {"a": (512, 640), "b": (576, 704, 832)}
 REAL = {
-    "a": Workload(6, (), 0.7, 0.8, 0.5, (16, 80), (4, 24), 3),
-    "b": Workload(6, (), 0.5, 1.0, 0.4, (24, 120), (4, 32), 4),
+    "a": Workload(6, (), 0.5, 0.8, 0.5, (16, 80), (4, 24), 3),
+    "b": Workload(6, (), 0.4, 1.0, 0.4, (24, 120), (4, 32), 4),
 }
+KINDS = {"synthetic": SYNTHETIC, "llama": REAL, "saturated": {**REAL, "b": replace(REAL["b"], rate=1.1)}}
+# Loads for each request, about, of the real workloads.
+LOADS_PER_REQUEST = 0.7
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="bench/run sim_judged", description=__doc__.splitlines()[0])
-    parser.add_argument("--engines", default="synthetic,llama", help="synthetic, llama, or both")
+    parser.add_argument("--engines", default="synthetic,llama", help="of synthetic, llama and saturated (llama with more than it can do)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each workload is played")
     parser.add_argument("--requests", type=int, default=300, help="requests of a synthetic workload")
+    parser.add_argument("--keep", type=Path, help="an empty directory for the recordings, to ask them something else")
     parser.add_argument("--real-requests", type=int, default=90, help="requests of a real one")
     return parser.parse_args()
 
@@ -89,12 +98,22 @@ def real_models(which):
     return tables
 
 
-def measured_bytes(directory, tables):
-    """What all models take together, pages that they share once."""
+def measured(directory, tables):
+    """What all models take together, pages that they share once, and what each takes alone."""
     with server_of(directory, tables, 8 << 30) as server:
-        for number in range(len(tables)):
-            ask(server, number, 8, 1)
-        return server.memory()["resident"]
+        replay.put_ahead(server)
+        profiles = [server.cli_json("model", "profile", table["name"], timeout=600) for table in tables]
+        return server.memory()["resident"], profiles
+
+
+def rate_of(workload, profiles):
+    """Requests a second that need this share of the machine's time where they come one after the other."""
+    weights = [1 / (rank + 1) ** workload.zipf for rank in range(workload.models)]
+    mean = lambda values: sum(weight * value for weight, value in zip(weights, values)) / sum(weights)
+    request = mean(statistics.mean(workload.prompt_tokens) / profile["prefill_tokens_per_second"]
+                   + statistics.mean(workload.output_tokens) / profile["decode_tokens_per_second"] for profile in profiles)
+    load = mean(profile["load_seconds"] + profile["warm_up_seconds"] for profile in profiles)
+    return workload.rate / (request + LOADS_PER_REQUEST * load)
 
 
 def server_of(directory, tables, memory, *options):
@@ -151,72 +170,97 @@ def recorded(directory, tables, memory, requests):
         return path, play(server, requests)
 
 
-def judged(observed, costs):
-    """What happened, and the same simulated: with its own times, and with the costs of the other recording."""
-    document = json.loads(warmset.run_command(["replay", str(observed), "--costs", str(costs), "--json"], timeout=600).stdout)
-    return {"live": document["recorded"], "with_its_own_times": document["simulated"], "with_the_others_costs": document["what_if"],
-            "costs": document["costs"]}
+def judged(observed, costs, profiles):
+    """What happened, and the same simulated: with its own times, and with the costs of the other recording, with profiles and without."""
+    arguments = ["replay", str(observed), "--costs", str(costs), "--json"]
+    alone, *known = [json.loads(warmset.run_command([*arguments, *more], timeout=600).stdout)
+                     for more in ([], *([["--profiles", str(profiles)]] if profiles else []))]
+    best = known[0] if known else alone
+    return {"live": best["recorded"], "with_its_own_times": best["simulated"], "with_the_others_costs": best["what_if"],
+            "without_profiles": alone["what_if"], "costs": best["costs"]}
 
 
 def ratio(simulated, live):
     return round(simulated / live, 3) if live else None
 
 
-def rounds_of(given, engines, count):
-    """Each workload in turn, several times: B judged by the costs of the A just before it."""
-    workloads, rows = SYNTHETIC if engines == "synthetic" else REAL, []
+@dataclass
+class Prepared:
+    """A workload's models, its memory, its requests a second and, of real models, what each takes alone."""
+
+    tables: list
+    memory: int
+    rate: float
+    profiles: list
+
+
+def prepared(directory, kind, which, workload):
+    if kind == "synthetic":
+        (tables, total), rate, profiles = synthetic_models(directory / "models", workload), workload.rate, []
+    else:
+        tables = real_models(which)
+        total, profiles = measured(directory / "measured", tables)
+        rate = rate_of(workload, profiles)
+    return Prepared(tables, RESERVE_BYTES + int(total * workload.room), rate, profiles)
+
+
+def round_of(directory, kind, turn, count):
+    """Each workload once, profiled just before it is played: B judged by the costs of A. What came of it, and its files."""
+    paths, profiles, settings, failures = {}, [], {}, []
+    for which, workload in KINDS[kind].items():
+        place = directory / f"{which}-{turn}"
+        place.mkdir()
+        ready = prepared(place, kind, which, workload)
+        requests = drawn(replace(workload, rate=ready.rate), count, 100 * workload.seed + turn)
+        paths[which], failed = recorded(place, ready.tables, ready.memory, requests)
+        failures += failed
+        profiles += ready.profiles
+        settings[which] = {"memory_bytes": ready.memory, "requests_per_second": round(ready.rate, 3)}
+    if profiles:
+        paths["profiles"] = directory / f"profiles-{turn}.json"
+        paths["profiles"].write_text("\n".join(json.dumps(profile) for profile in profiles))
+    row = judged(paths["b"], paths["a"], paths.get("profiles"))
+    return {**row, "settings": settings, "load_average": os.getloadavg()[0], "failures": failures[:8]}, paths
+
+
+def rounds_of(given, kind, count):
+    """Several rounds, one after the other."""
+    rows = []
     with harness.scratch() as directory:
-        tables, memory = {}, {}
-        for which, workload in workloads.items():
-            place = Path(directory) / which
-            if engines == "synthetic":
-                tables[which], total = synthetic_models(place / "models", workload)
-            else:
-                tables[which] = real_models(which)
-                total = measured_bytes(place / "measured", tables[which])
-            memory[which] = RESERVE_BYTES + int(total * workload.room)
         for turn in range(given.rounds):
-            paths, failures = {}, []
-            for which, workload in workloads.items():
-                place = Path(directory) / f"{which}-{turn}"
-                place.mkdir()
-                requests = drawn(workload, count, 100 * workload.seed + turn)
-                paths[which], failed = recorded(place, tables[which], memory[which], requests)
-                failures += failed
-            row = judged(paths["b"], paths["a"])
-            row["failures"] = failures[:8]
+            row, paths = round_of(Path(directory), kind, turn, count)
             rows.append(row)
-            print(f"{engines}, round {turn + 1}: {json.dumps(row)}", file=sys.stderr)
-    return rows, memory
+            print(f"{kind}, round {turn + 1}: {json.dumps(row)}", file=sys.stderr, flush=True)
+            for name, path in paths.items() if given.keep else ():
+                shutil.copy(path, given.keep / f"{kind}-{turn}-{name}.jsonl")
+    return rows
 
 
 def verdicts(rows, simulated):
-    """Medians over the rounds of simulated by live, and whether they are within the bounds."""
+    """Means over the rounds, simulated by live, whether they are within the bounds, and each round's ratio."""
     found = {}
     for figures, within in ((COUNTS, COUNTS_WITHIN), (TIMES, TIMES_WITHIN)):
         for figure in figures:
-            ratios = [ratio(row[simulated][figure], row["live"][figure]) for row in rows]
-            known = [one for one in ratios if one is not None]
-            median = statistics.median(known) if known else None
-            found[figure] = {"live": statistics.median(row["live"][figure] for row in rows),
-                             "simulated": statistics.median(row[simulated][figure] for row in rows),
-                             "ratio": median, "ratios": ratios, "within": median is not None and abs(median - 1) <= within}
+            live, said = [statistics.mean(row[which][figure] for row in rows) for which in ("live", simulated)]
+            found[figure] = {"live": live, "simulated": said, "ratio": ratio(said, live),
+                             "ratios": [ratio(row[simulated][figure], row["live"][figure]) for row in rows],
+                             "within": live > 0 and abs(said / live - 1) <= within}
     return found
 
 
 def main():
     given = arguments()
     claims, facts = {}, {}
-    for engines in given.engines.split(","):
-        count = given.requests if engines == "synthetic" else given.real_requests
-        rows, memory = rounds_of(given, engines, count)
+    for kind in given.engines.split(","):
+        count = given.requests if kind == "synthetic" else given.real_requests
+        rows = rounds_of(given, kind, count)
         found = verdicts(rows, "with_the_others_costs")
-        claims |= {f"{engines}: {figure}": verdict["within"] for figure, verdict in found.items()}
-        facts[engines] = {"requests": count, "memory_bytes": memory, "with_the_others_costs": found,
-                          "with_its_own_times": verdicts(rows, "with_its_own_times"), "rounds": rows}
+        claims |= {f"{kind}: {figure}": verdict["within"] for figure, verdict in found.items()}
+        others = {which: verdicts(rows, which) for which in ("with_its_own_times", "without_profiles")}
+        facts[kind] = {"requests": count, "with_the_others_costs": found, **others, "rounds": rows}
     harness.report("sim_judged", claims, peer=None, workloads={
-        "synthetic": {name: vars(one) for name, one in SYNTHETIC.items()}, "llama": {name: vars(one) for name, one in REAL.items()},
-        "files": REAL_FILES, "contexts": REAL_CONTEXTS}, **facts)
+        kind: {name: vars(one) for name, one in workloads.items()} for kind, workloads in KINDS.items()},
+        files=REAL_FILES, contexts=REAL_CONTEXTS, **facts)
 
 
 if __name__ == "__main__":
