@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -318,6 +319,66 @@ def test_what_was_asked_of_a_model_that_is_removed_goes_with_it(pool, models, ex
     server.kill()
     server.start()
     assert ask(server, tokens)[1] == 0, "the configuration brings the model back, and nothing that was asked of it"
+
+
+# The last block is kept, too: the next turn goes on behind it.
+KEPT = BLOCKS + 1
+
+
+def blocks_on_disk(server):
+    return {view["digest"]: view["disk_blocks"] for view in kv(server)["models"]}
+
+
+@pytest.fixture
+def two_versions(pool, models, tmp_path):
+    """A name whose file was replaced while the server ran: two digests, with the KV of one prompt each on disk."""
+    place, source = tmp_path / "kv", tmp_path / "m.gguf"
+    shutil.copy(models["q4_1"], source)
+    settings = {"dir": str(place), "disk": 256 << 20, "disk_free": 0}
+    server = pool(models=[{**model(models), "source": str(source)}], kv=settings)
+    tokens, first = prompt(72, TOKENS), server.digest(NAME)
+    ask(server, tokens)
+    wait_for_blocks(server, BLOCKS, "disk")
+    shutil.copy(models["q4_0"], source)
+    assert server.cli_json("admin", "reload")["changed"] == [NAME]
+    second = server.digest(NAME)
+    assert second != first
+    assert ask(server, tokens)[1] == 0, "other weights find nothing"
+    warmset.wait_for(lambda: blocks_on_disk(server) == {first: KEPT, second: KEPT}, lambda: kv(server))
+    return server, tokens, first, second
+
+
+def test_a_version_that_was_replaced_keeps_its_kv_for_the_day_it_comes_back(two_versions):
+    server, tokens, first, second = two_versions
+    server.cli("model", "rollback", NAME)
+    assert server.digest(NAME) == first
+    assert ask(server, tokens)[1] == BLOCKS * BLOCK_TOKENS
+    assert blocks_on_disk(server) == {first: KEPT, second: KEPT}
+
+
+@pytest.mark.parametrize("removed", ["the old version", "the new version"])
+def test_what_was_asked_of_a_version_that_is_removed_goes_with_it_and_no_other(two_versions, models, tmp_path, removed):
+    server, tokens, first, second = two_versions
+    gone, kept = (first, second) if removed == "the old version" else (second, first)
+    if kept == first:
+        # The file, too, or the next start would take the new version in again.
+        shutil.copy(models["q4_1"], tmp_path / "m.gguf")
+        server.cli("model", "rollback", NAME)
+    server.cli("model", "remove", NAME, "--digest", gone)
+    assert {digest: count for digest, count in blocks_on_disk(server).items() if count} == {kept: KEPT}, "when that is answered it is done"
+    assert len(list((tmp_path / "kv").glob("*.model"))) == 1
+    server.kill()
+    server.start()
+    warmset.wait_for(lambda: kv(server)["blocks"] == KEPT, lambda: kv(server))
+    assert ask(server, tokens)[1] == BLOCKS * BLOCK_TOKENS, "the other one's stays"
+    assert server.digest(NAME) == kept and blocks_on_disk(server) == {kept: KEPT}
+
+
+def test_what_was_asked_of_all_versions_goes_with_the_name(two_versions, tmp_path):
+    server, _, _, _ = two_versions
+    server.cli("model", "remove", NAME)
+    assert kv(server)["blocks"] == 0 and not list((tmp_path / "kv").glob("*.model"))
+    assert b"warmKV1" not in content(tmp_path / "kv")
 
 
 def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, tmp_path):
