@@ -409,6 +409,25 @@ def test_a_disk_that_is_full_keeps_nobody_from_serving(pool, models, expected, t
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+def test_a_directory_that_is_removed_under_the_server_is_told_of(pool, models, expected, tmp_path):
+    place = tmp_path / "kv"
+    server = disk_server(pool, models, place)
+    first, second = prompt(64, TOKENS), prompt(65, TOKENS)
+    ask(server, first)
+    wait_for_blocks(server, BLOCKS, "disk")
+    assert kv(server)["disk_fault"] is None
+    place.rename(tmp_path / "aside")
+    assert ask(server, second) == (expected(second), 0)
+    warmset.wait_for(lambda: kv(server)["disk_fault"], lambda: kv(server))
+    text = server.cli("kv").stdout
+    assert "written no more" in text and "was replaced or removed" in text, text
+    told = [line for line in server.log_path.read_text().splitlines() if "was replaced or removed" in line]
+    assert len(told) == 1 and "ERROR" in told[0] and "restart the server" in told[0], told
+    assert not place.exists(), "nothing of it is made anew"
+    server.cli("model", "unload", NAME)
+    assert ask(server, second) == (expected(second), BLOCKS * BLOCK_TOKENS), "host memory goes on"
+
+
 def synthetic(directory):
     path = warmset.synthetic_model(directory, "declared", kv_bytes_per_token=4096)
     return {"name": NAME, "source": str(path), "engine": "synthetic"}

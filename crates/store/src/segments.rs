@@ -12,6 +12,7 @@ mod files;
 mod format;
 mod keys;
 pub mod layer;
+mod lock;
 mod queue;
 mod read;
 mod reader;
@@ -34,8 +35,7 @@ pub use table::{Dropped, Location, SegmentUse};
 use crate::error::StoreError;
 use layer::{Directory, Layer};
 use std::{
-    fs::{File, OpenOptions, TryLockError},
-    os::unix::fs::OpenOptionsExt,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -87,11 +87,6 @@ const SEGMENTS_MIN: u64 = 16;
 const SEGMENT_BYTES_MIN: u64 = 4 << 20;
 /// How long closing, and a purge, wait for a disk that does not answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a lock may still be held by a process, or a thread, that is ending.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// Held while the directory is in use.
-const LOCK_NAME: &str = "lock";
 
 /// What was counted since the start.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -130,6 +125,8 @@ pub struct Figures {
     pub stuck_reads: usize,
     /// Whether these are so many that nothing more is read.
     pub is_off: bool,
+    /// Why nothing is written, if that is so.
+    pub fault: Option<AppendError>,
 }
 
 /// What a purge removed.
@@ -176,13 +173,19 @@ pub(crate) struct Inner {
     free_bytes: AtomicU64,
     next_segment: AtomicU32,
     is_closing: AtomicBool,
-    /// Freed with the last thread that uses the directory.
-    _lock: File,
+    lock: lock::Lock,
+    /// Why what was to be written last was not.
+    fault: Mutex<Option<AppendError>>,
 }
 
 impl Inner {
     fn table(&self) -> MutexGuard<'_, table::Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps why the disk takes nothing, or that it does.
+    fn note_fault(&self, fault: Option<AppendError>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
     fn is_closing(&self) -> bool {
@@ -224,7 +227,7 @@ impl Segments {
         directory: &Path,
         mut options: Options,
     ) -> Result<(Self, Receiver<Recovery>), StoreError> {
-        let lock = lock(directory)?;
+        let lock = lock::Lock::take(directory)?;
         options.segment_bytes = options.segment_bytes.min(options.bytes_max / SEGMENTS_MIN).max(SEGMENT_BYTES_MIN);
         let names = layer.names().map_err(StoreError::directory("list", directory))?;
         let last = names.iter().filter_map(|name| segment_number(name)).max();
@@ -239,7 +242,8 @@ impl Segments {
             free_bytes: AtomicU64::new(u64::MAX),
             next_segment: AtomicU32::new(last.map_or(0, |last| last.saturating_add(1))),
             is_closing: AtomicBool::new(false),
-            _lock: lock,
+            lock,
+            fault: Mutex::default(),
             options,
             layer,
         });
@@ -338,6 +342,11 @@ impl Segments {
         let not_written = inner.queue.purge(domain);
         inner.counters.blocks_not_written.fetch_add(not_written as u64, Ordering::Relaxed);
         let mut dropped = inner.table().purge(domain);
+        // The keys that lie there now may be another process's.
+        inner
+            .lock
+            .check()
+            .map_err(|error| StoreError::directory("clear", &inner.directory)(io::Error::other(error)))?;
         let key = inner.keys.destroy(&domain.0);
         let recovered = inner.wait_for(|table| table.is_complete, PATIENCE);
         // What the recovery was adding at that moment.
@@ -392,6 +401,7 @@ impl Segments {
             writing_for,
             stuck_reads,
             is_off,
+            fault: self.inner.fault.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }
@@ -404,21 +414,6 @@ impl Drop for Segments {
         self.inner.recovered.notify_all();
         if !self.inner.queue.close_and_wait(PATIENCE) {
             tracing::warn!(directory = %self.inner.directory.display(), "the KV tier's disk does not answer; left as it is");
-        }
-    }
-}
-
-fn lock(directory: &Path) -> Result<File, StoreError> {
-    let path = directory.join(LOCK_NAME);
-    let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = open.map_err(StoreError::directory("open", &path))?;
-    let end = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path }),
-            Err(TryLockError::Error(error)) => return Err(StoreError::directory("lock", &path)(error)),
         }
     }
 }

@@ -142,6 +142,8 @@ pub struct TierView {
     pub disk_written_bytes: u64,
     pub disk_writes_refused: u64,
     pub disk_writes_failed: u64,
+    /// Why the disk takes nothing, for people. Whoever knows the files says.
+    pub disk_fault: Option<String>,
     pub saves_skipped: u64,
     pub saves_lost: u64,
     pub rejected: Rejected,
@@ -184,6 +186,7 @@ impl Tier {
             disk_written_bytes: self.disk.written_bytes,
             disk_writes_refused: self.disk.writes_refused,
             disk_writes_failed: self.disk.writes_failed,
+            disk_fault: None,
             saves_skipped: self.saves.skipped,
             saves_lost: self.saves.lost,
             rejected: self.rejected.clone(),

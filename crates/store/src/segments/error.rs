@@ -2,7 +2,10 @@
 
 use super::block::BlockError;
 use rustix::io::Errno;
-use std::io::{self, ErrorKind};
+use std::{
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
 
 /// Why a block did not get onto the disk. It is not visible, and takes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +30,15 @@ pub enum AppendError {
     /// The disk failed or is full.
     #[error("the disk of the KV tier took a block not: {0}")]
     Disk(Errno),
+    /// The directory that was opened is not there any more.
+    #[error(
+        "{directory} was replaced or removed while the server used it: put it back, or restart the server",
+        directory = directory.display()
+    )]
+    Replaced {
+        /// Where it lay.
+        directory: PathBuf,
+    },
     /// It failed a moment ago, and is left alone for a while.
     #[error("the disk of the KV tier failed a moment ago and is tried again later")]
     BackingOff,
@@ -39,6 +51,11 @@ pub enum AppendError {
 }
 
 impl AppendError {
+    /// Whether it is for the operator to mend.
+    pub(super) fn is_the_disks(&self) -> bool {
+        matches!(self, Self::Cap { .. } | Self::FreeSpace { .. } | Self::Disk(_) | Self::Replaced { .. })
+    }
+
     /// The reason as a label of a metric.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -46,6 +63,7 @@ impl AppendError {
             Self::Cap { .. } => "bound",
             Self::FreeSpace { .. } => "free_space",
             Self::Disk(_) => "write",
+            Self::Replaced { .. } => "replaced",
             Self::BackingOff => "backing_off",
             Self::Purged => "purged",
             Self::Closed => "closed",

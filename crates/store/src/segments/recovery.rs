@@ -117,7 +117,16 @@ pub(super) fn recover(inner: &Inner, names: Vec<String>, sender: &SyncSender<Rec
     inner.table().complete();
     inner.recovered.notify_all();
     inner.queue.ask_to_clear();
-    tracing::info!(?recovered, "the KV tier on disk knows what it holds");
+    let Recovered { blocks, segments, blocks_dropped, segments_unreadable, took, .. } = &recovered;
+    let milliseconds = took.as_millis();
+    tracing::info!(
+        blocks,
+        segments,
+        blocks_dropped,
+        segments_unreadable,
+        milliseconds,
+        "the KV tier on disk knows what it holds"
+    );
     send(inner, sender, Recovery::Complete(recovered));
 }
 
@@ -183,7 +192,7 @@ impl Foreign {
         self.bytes = self.bytes.saturating_add(entry.size.allocated_bytes);
         let name = entry.name.as_str();
         let is_note = name.strip_suffix(super::NOTE_SUFFIX).is_some_and(|name| name.ends_with('.'));
-        let is_foreign = !is_note && ![super::LOCK_NAME, super::keys::FILE_NAME].contains(&name);
+        let is_foreign = !is_note && ![super::lock::NAME, super::keys::FILE_NAME].contains(&name);
         self.files += u64::from(is_foreign);
         is_foreign
     }

@@ -63,6 +63,8 @@ pub(super) struct Writer {
     room: Room,
     /// Whether it was said that there is none.
     told_no_room: bool,
+    /// Why nothing may be written or removed, as of the last look.
+    lost: Option<AppendError>,
 }
 
 #[derive(Clone, Copy)]
@@ -78,7 +80,18 @@ impl Writer {
         let room = Room { used_bytes: 0, free_bytes: Ok(0) };
         let (open, scratch) = (None, AlignedBuffer::default());
         let ahead = if inner.options.encrypt { Ahead::start().ok() } else { None };
-        Self { inner, open, scratch, ahead, failures: 0, pause, paused_until: None, room, told_no_room: false }
+        Self {
+            inner,
+            open,
+            scratch,
+            ahead,
+            failures: 0,
+            pause,
+            paused_until: None,
+            room,
+            told_no_room: false,
+            lost: None,
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -95,6 +108,7 @@ impl Writer {
                 self.write(work.requests);
             }
             if work.close {
+                self.check_place();
                 self.close_segment(&mut Vec::new());
                 inner.queue.closed();
                 return;
@@ -110,6 +124,7 @@ impl Writer {
             results.push(vec![Err(AppendError::Closed); request.blocks.len()]);
         }
         self.measure_room();
+        self.check_place();
         let numbered = requests.iter().enumerate();
         let blocks: Vec<(Place, &BlockBytes)> = numbered
             .flat_map(|(number, request)| {
@@ -119,6 +134,9 @@ impl Writer {
         for (number, &(place, block)) in blocks.iter().enumerate() {
             let next = blocks.get(number + 1).map(|(_, next)| *next);
             if let Err(error) = self.write_block(block, next, place, &mut results) {
+                if error.is_the_disks() {
+                    self.inner.note_fault(Some(error.clone()));
+                }
                 results[place.0][place.1] = Err(error);
             }
         }
@@ -136,6 +154,17 @@ impl Writer {
             drop(request.blocks);
             self.inner.queue.answered(bytes);
             (request.done)(results);
+        }
+    }
+
+    /// Looks whether the directory is still the one that was opened. In another one nothing is written, and nothing of
+    /// the open segment's name is touched.
+    fn check_place(&mut self) {
+        self.lost = self.inner.lock.check().err();
+        if self.lost.is_some()
+            && let Some(open) = self.open.take()
+        {
+            self.inner.table().close(open.number);
         }
     }
 
@@ -161,6 +190,9 @@ impl Writer {
         let (header, _, _) = block::read(bytes)?;
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Err(AppendError::BackingOff);
+        }
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
         }
         self.check_room(bytes.len() as u64).inspect_err(|error| self.tell_no_room(error))?;
         if self.open.as_ref().is_some_and(|open| !open.has_room(bytes.len(), self.inner.options.segment_bytes)) {
@@ -286,6 +318,7 @@ impl Writer {
         if let Err(error) = synced {
             let failed: Vec<Place> = open.pending.drain(..).map(|pending| pending.place).collect();
             let error = self.failed(&error);
+            self.inner.note_fault(Some(error.clone()));
             for (request, at) in failed {
                 results[request][at] = Err(error.clone());
             }
@@ -310,6 +343,7 @@ impl Writer {
         if wants_clearing {
             self.inner.queue.ask_to_clear();
         }
+        self.inner.note_fault(None);
         self.failures = 0;
         self.told_no_room = false;
         self.pause = self.inner.options.retry_after;
@@ -400,6 +434,10 @@ impl Writer {
 
     /// Gives pages back. Whether nothing is left that must not stay.
     fn clear(&mut self) -> bool {
+        self.check_place();
+        if self.lost.is_some() {
+            return false;
+        }
         let clearings = self.inner.table().clearings();
         let mut worked = true;
         let mut removed = false;
@@ -452,7 +490,8 @@ impl Writer {
         let errno = errno_of(error);
         self.failures += 1;
         if self.failures >= FAILURES_BEFORE_PAUSE {
-            tracing::warn!(%errno, pause = ?self.pause, "the KV tier's disk takes nothing and is left alone for a while");
+            let pause_milliseconds = self.pause.as_millis();
+            tracing::warn!(%errno, pause_milliseconds, "the KV tier's disk takes nothing and is left alone for a while");
             self.paused_until = Some(Instant::now() + self.pause);
             self.pause = (self.pause * 2).min(RETRY_AFTER_MAX);
         }

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -331,4 +332,57 @@ fn a_simple_file_system_will_do() {
         let outcome = read(&segments, found.location, found.id);
         assert_eq!(outcome.is_ok(), found.id.domain != domain(1), "{found:?}");
     }
+}
+
+fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = directory.read_dir().unwrap().flatten();
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())).collect()
+}
+
+#[test]
+fn a_directory_that_another_one_took_the_place_of_is_left_to_it() {
+    for encrypt in [false, true] {
+        let parent = tempfile::tempdir().unwrap();
+        let (place, aside) = (parent.path().join("kv"), parent.path().join("aside"));
+        let with = || Options { encrypt, ..options(CAP) };
+        let (segments, _, _) = open(&place, with());
+        let (id, first) = block(1, 1, 50_000);
+        let kept = put(&segments, &first);
+        std::fs::rename(&place, &aside).unwrap();
+        // Another process takes the path, with segments of the same numbers.
+        let (others, _, _) = open(&place, with());
+        put(&others, &block(2, 1, 50_000).1);
+        let before = files(&place);
+
+        let refused = segments.append_and_wait(vec![bytes(&block(3, 1, 50_000).1)]).unwrap().remove(0).unwrap_err();
+        assert!(matches!(refused, AppendError::Replaced { .. }), "{refused}");
+        assert!(refused.to_string().contains("restart the server"), "{refused}");
+        assert_eq!(segments.figures().fault, Some(refused));
+        segments.retire(&kept);
+        assert!(!segments.wait_until_cleared(), "what was given up lies elsewhere");
+        assert!(segments.purge(&id.domain).is_err());
+        drop(segments);
+        assert_eq!(files(&place), before, "nothing of the other one's was touched");
+        drop(others);
+    }
+}
+
+#[test]
+fn a_directory_that_is_put_back_goes_on() {
+    let parent = tempfile::tempdir().unwrap();
+    let (place, aside) = (parent.path().join("kv"), parent.path().join("aside"));
+    let (segments, _, _) = open(&place, options(CAP));
+    let (id, first) = block(1, 1, 50_000);
+    let kept = put(&segments, &first);
+    std::fs::rename(&place, &aside).unwrap();
+    assert!(segments.append_and_wait(vec![bytes(&block(2, 1, 50_000).1)]).unwrap()[0].is_err());
+    std::fs::rename(&aside, &place).unwrap();
+    let (next_id, next) = block(3, 1, 50_000);
+    let also_kept = put(&segments, &next);
+    assert_eq!(segments.figures().fault, None);
+    assert_reads(&segments, kept, id, &first);
+    assert_reads(&segments, also_kept, next_id, &next);
+    drop(segments);
+    let (_, found, _) = open(&place, options(CAP));
+    assert_eq!(found.len(), 2);
 }

@@ -8,6 +8,7 @@ use crate::output::{Output, bytes_of, fields, table, text_of};
 use anyhow::{Result, bail};
 use hyper::Method;
 use serde_json::Value;
+use warmset_core::kv::BLOCK_TOKENS;
 
 /// Shows the tier of the running server, after it has forgotten everything if that is wanted.
 pub(crate) async fn run(command: Option<KvCommand>, global: &GlobalArguments, output: Output) -> Result<()> {
@@ -38,11 +39,15 @@ fn text(document: &Value) -> String {
     let mut pairs = vec![
         ("in host memory", of("host_bytes", "host_bytes_max")),
         ("restored at", speed("restore_bytes_per_second")),
+        ("in blocks of", format!("{BLOCK_TOKENS} tokens: a shorter prompt is kept in its engine only")),
     ];
     if document["disk_bytes_max"].as_u64().is_some_and(|bytes| bytes > 0) {
         pairs.push(("on disk", of("disk_bytes", "disk_bytes_max")));
         pairs.push(("read at", speed("disk_read_bytes_per_second")));
         pairs.push(("written so far", bytes_of(document, "disk_written_bytes")));
+        if let Some(fault) = document["disk_fault"].as_str() {
+            pairs.push(("written no more", fault.to_owned()));
+        }
     }
     if let Some(rejected) = document["rejected"].as_object().filter(|rejected| !rejected.is_empty()) {
         let reasons = rejected.iter().map(|(reason, count)| format!("{count} {reason}"));
@@ -105,5 +110,13 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         assert!(!text.contains("on disk"), "{text}");
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_says_why() {
+        let mut document = json!({ "disk_bytes_max": 1 << 30, "disk_fault": null, "models": [] });
+        assert!(!text(&document).contains("no more"));
+        document["disk_fault"] = json!("the disk is full");
+        assert!(text(&document).contains("written no more: the disk is full"), "{}", text(&document));
     }
 }

@@ -66,6 +66,11 @@ impl Disk {
         self.segments.figures().used_bytes
     }
 
+    /// Why nothing is written there, if that is so.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.segments.figures().fault.map(|fault| fault.to_string())
+    }
+
     /// Bytes of the bound that blocks cannot have: others' files lie there, or the file system has less left.
     pub(super) fn others_bytes(&self) -> u64 {
         let Figures { used_bytes, foreign_bytes, free_bytes, .. } = self.segments.figures();

@@ -166,8 +166,9 @@ impl RunLoop {
             KvCommand::LimitHost(bytes) => self.happen(Event::HostLimit { bytes }),
             KvCommand::View(answer) => {
                 let disk_bytes = self.disk.as_ref().map_or(0, Disk::used_bytes);
+                let disk_fault = self.disk.as_ref().and_then(Disk::fault);
                 // Whoever asked may have gone.
-                let _ = answer.send(TierView { disk_bytes, ..self.tier.view() });
+                let _ = answer.send(TierView { disk_bytes, disk_fault, ..self.tier.view() });
             }
             KvCommand::Purge(domain, asker) => {
                 self.engines.values().for_each(|engine| say(engine, ToEngine::KvForget { domain }));
