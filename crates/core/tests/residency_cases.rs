@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 use warmset_core::{
     Footprint, MemoryVector, PoolName, Priority,
-    worker::{CancelCause, Event, EvictionReason, Fact, ModelState, Rejection, StartKind},
+    worker::{CancelCause, Event, EvictionReason, Fact, ModelState, Rejection, Settings, StartKind},
 };
 use world::{Behaviour, World, at, id, settings, spec};
 
@@ -313,14 +313,11 @@ fn l15_what_a_model_grows_by_while_it_runs_is_planned_for_at_its_next_load() {
     world.add_plain(2, 30);
     world.ask(1);
     world.run_for(Duration::from_secs(3));
-    let told = |world: &World| world.facts.iter().filter(|(_, fact)| matches!(fact, Fact::Grown { .. })).count();
-    assert_eq!(told(&world), 0, "measured as it was at its load");
     world.grow(1, 75);
     world.ask(1);
     world.run_for(Duration::from_secs(3));
     world.grow(1, 70);
     world.run_for(Duration::from_secs(30));
-    assert_eq!(told(&world), 1, "less than the most is no news");
     world.feed(Event::UnloadWanted { digest: id(1) });
     world.ask(2);
     world.run_for(Duration::from_secs(3));
@@ -328,6 +325,35 @@ fn l15_what_a_model_grows_by_while_it_runs_is_planned_for_at_its_next_load() {
     world.ask(1);
     world.run_for(Duration::from_secs(3));
     assert!(world.is_ready(1) && !world.is_ready(2), "room for its 75 bytes was made before its load");
+}
+
+#[test]
+fn what_a_model_grows_by_is_told_once_for_each_mebibyte_and_charged_to_the_byte() {
+    const MIB: u64 = 1 << 20;
+    let pool =
+        Settings { capacity: MemoryVector(vec![110 * MIB]), reserve: MemoryVector(vec![10 * MIB]), ..settings() };
+    let mut world = World::new(pool);
+    world.add_plain(1, 60 * MIB);
+    world.ask(1);
+    world.run_for(Duration::from_secs(3));
+    let mut grows = |bytes: u64| {
+        world.grow(1, bytes);
+        world.ask(1);
+        world.run_for(Duration::from_secs(30));
+        let told = world.facts.iter().filter(|(_, fact)| matches!(fact, Fact::Grown { .. })).count();
+        (told, world.held_host_bytes())
+    };
+    assert_eq!(grows(60 * MIB), (0, 60 * MIB), "measured as it was at its load");
+    for pages in 1..6 {
+        let bytes = 60 * MIB + pages * 4096;
+        assert_eq!(grows(bytes), (0, bytes), "by pages");
+    }
+    assert_eq!(grows(61 * MIB - 1), (0, 61 * MIB - 1));
+    assert_eq!(grows(61 * MIB), (1, 61 * MIB));
+    assert_eq!(grows(61 * MIB + 4096), (1, 61 * MIB + 4096));
+    assert_eq!(grows(70 * MIB), (2, 70 * MIB), "at once, it is told once");
+    assert_eq!(grows(60 * MIB), (2, 60 * MIB), "less than the most is no news");
+    assert_eq!(grows(70 * MIB), (2, 70 * MIB), "nor the most again");
 }
 
 #[test]

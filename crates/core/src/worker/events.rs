@@ -22,6 +22,9 @@ use alloc::{
 };
 use core::time::Duration;
 
+/// A model that grew is told of for each of these.
+const GROWTH_TOLD_BYTES: u64 = 1 << 20;
+
 impl Worker {
     pub(super) fn take(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
         match event {
@@ -455,7 +458,9 @@ impl Worker {
         let limit = runaway_limit_bytes(life.private_at_ready).saturating_add(life.working_bytes);
         changing.spec.steady = steady.clone();
         let peak = changing.spec.peak.larger(steady);
-        if changing.spec.peak != peak {
+        // Engines grow by pages: what is less than a unit more is planned for and no news.
+        let units = |footprint: &Footprint| footprint.total_bytes() / GROWTH_TOLD_BYTES;
+        if units(&peak) > units(&changing.spec.peak) {
             actions.push(Action::Tell(Fact::Grown { digest, peak: peak.clone(), steady: steady.clone() }));
         }
         changing.spec.peak = peak;
