@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import random
 import signal
 import subprocess
@@ -190,8 +191,11 @@ def test_what_is_no_recording_or_was_changed_is_refused_with_its_line(recording,
     swapped = lines[:5] + [lines[6], lines[5]] + lines[7:]
     assert "line 6" in refusal(b"\n".join(swapped)), "lines have changed places"
     assert "line 4" in refusal(b"\n".join([*lines[:3], lines[3].replace(b"1", b"2", 1), *lines[4:]]))
-    head = sealed(1, lines[0].replace(b'"version":1', b'"version":99'))
-    assert "form 99" in refusal(b"\n".join([head, *lines[1:]]))
+    form = int(re.search(rb'"version":(\d+)', lines[0])[1])
+    for other in (form - 1, 99):
+        head = sealed(1, lines[0].replace(b'"version":%d' % form, b'"version":%d' % other))
+        assert f"form {other}" in refusal(b"\n".join([head, *lines[1:]]))
+        assert f"form {other}" in refused(path, "--memory", "1GiB")
     assert "no machine is in it" in refusal(lines[0] + b"\n")
     assert "cannot read" in refused(tmp_path / "missing.jsonl")
 

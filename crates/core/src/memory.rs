@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// A number of bytes.
 pub type Bytes = u64;
 
+/// The most accelerators that one machine has.
+pub const ACCELERATORS_MAX: usize = 64;
+
 /// Index of host memory in every [`MemoryVector`].
 pub const HOST: usize = 0;
 

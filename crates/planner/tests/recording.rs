@@ -1,6 +1,8 @@
 //! Recordings written down, read back, told again and simulated, from runs whose outcome is known.
 #![expect(clippy::disallowed_types, reason = "a tape and the test that reads it share their lines")]
 
+use proptest::prelude::*;
+use sha2::{Digest as _, Sha256};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -17,8 +19,8 @@ use warmset_planner::{
     demand::Demand,
     node::{Cost, Node, settings},
     recording::{
-        Costs, End, Entry, FORMAT_VERSION, Figures, Header, Line, LineError, Observed, Profile, Profiles, Replay,
-        ReplayError, WhatIf,
+        Costs, End, Entry, Excess, FORMAT_VERSION, Figures, Header, Line, LineError, Observed, Profile, Profiles,
+        Replay, ReplayError, WhatIf,
     },
     scenario::Scenario,
     sharing::Slowdown,
@@ -306,6 +308,67 @@ fn what_was_changed_lost_or_moved_is_found_by_its_sum() {
     }
     for foreign in [&b""[..], b"{}", b"{\"sum\":\"0123456789abcdef\"", b"\xff\xfe"] {
         assert!(matches!(read(0, foreign), Err(LineError::Foreign)));
+    }
+}
+
+/// A line with this text, as somebody writes it who knows how sums are made.
+fn sealed(number: usize, json: &[u8]) -> Vec<u8> {
+    let rest = [&b","[..], json.get(1..).unwrap_or_default()].concat();
+    let hash = Sha256::new().chain_update((number + 1).to_string()).chain_update(&rest).finalize();
+    let sum: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    [b"{\"sum\":\"", sum.as_bytes(), b"\"", &rest].concat()
+}
+
+/// What stands in a line beside its sum.
+fn unsealed(line: &[u8]) -> Vec<u8> {
+    let begin = b"{\"sum\":\"0123456789abcdef\",".len();
+    [b"{", &line[begin..]].concat()
+}
+
+#[test]
+fn what_no_server_writes_is_refused_before_it_takes_memory() {
+    let text = gateway_recording(|_, _| {}).text();
+    assert_eq!(sealed(1, &unsealed(&text[1])), text[1], "as it is written");
+    let long = |items: usize| format!("{{\"end\":{{\"reason\":\"\",\"more\":[{}]}}}}", vec!["0"; items].join(","));
+    assert!(read(0, &sealed(0, long(9).as_bytes())).is_ok());
+    let refused = read(0, &sealed(0, long(200_000).as_bytes())).map(drop).expect_err("too long");
+    assert!(matches!(refused, LineError::Excess(Excess::Items)) && refused.to_string().contains("forgery"));
+    let deep = [b"{\"end\":", "[".repeat(100_000).as_bytes()].concat();
+    assert!(matches!(read(0, &sealed(0, &deep)), Err(LineError::Excess(Excess::Depth))));
+    let older = replay(&[sealed(0, b"{\"recording\":{\"version\":1,\"program\":\"0.1.0\"}}")]).1;
+    assert!(matches!(older, Err(ReplayError::Version { found: 1 })), "before machines kept lists of who is due");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(matches!(read(0, &bytes), Err(LineError::Foreign | LineError::Changed)));
+        // Whatever the sum is of.
+        let _ = read(0, &sealed(0, &bytes)).map_err(|error| error.to_string());
+    }
+
+    #[test]
+    fn any_change_to_a_line_is_read_or_refused(
+        which in 0_usize..6,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0_usize..3), 1..6),
+    ) {
+        let text = gateway_recording(|_, _| {}).text();
+        let number = which % text.len();
+        let mut json = unsealed(&text[number]);
+        for (place, byte, how) in changes {
+            let place = place.index(json.len());
+            match how {
+                0 => json[place] = byte,
+                1 => json.insert(place, byte),
+                _ => drop(json.remove(place)),
+            }
+        }
+        // What is read can be written.
+        if let Ok(line) = read(number, &sealed(number, &json)) {
+            prop_assert!(line.write(1, &mut Vec::new()).is_ok());
+        }
     }
 }
 

@@ -8,11 +8,12 @@ use crate::{
     Bytes,
     forecast::{self, Forecast},
     ids::{Digest, PoolName, Priority, RequestId},
+    memory::ACCELERATORS_MAX,
     residency::{Backoff, Charge, Demand},
     time::Instant,
 };
 use alloc::{collections::BTreeMap, vec::Vec};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 /// A request that waits for its model or for a free sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,6 +40,15 @@ pub(super) struct Running {
     pub(super) parks: Parks,
 }
 
+/// Bytes are kept by a device's place: one place far away would take memory for all before it.
+fn accelerators_there_can_be<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
+    let accelerators = Vec::<usize>::deserialize(deserializer)?;
+    match accelerators.iter().find(|place| **place > ACCELERATORS_MAX) {
+        Some(place) => Err(D::Error::custom(format_args!("accelerator {place} of {ACCELERATORS_MAX} at most"))),
+        None => Ok(accelerators),
+    }
+}
+
 /// One life of an engine for this model, from the reservation of its memory to the end of its process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Life {
@@ -46,6 +56,7 @@ pub(super) struct Life {
     /// The pool that gave it memory.
     pub(super) pool: PoolName,
     /// Accelerators it was given, as device indices.
+    #[serde(deserialize_with = "accelerators_there_can_be")]
     pub(super) accelerators: Vec<usize>,
     /// Sequences this engine runs at once; a changed setting holds from the next life on.
     pub(super) parallel: usize,
@@ -265,5 +276,22 @@ impl Model {
             Phase::Draining(..) => ModelState::Draining,
             Phase::Unloading { .. } => ModelState::Unloading,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[derive(Debug, Deserialize)]
+    struct Holder(#[serde(deserialize_with = "accelerators_there_can_be")] Vec<usize>);
+
+    #[test]
+    fn an_accelerator_that_no_machine_has_is_refused() {
+        let read = serde_json::from_str::<Holder>;
+        assert_eq!(read("[1, 64]").expect("there can be so many").0, [1, 64]);
+        let refused = read("[1, 1099511627776]").expect_err("bytes up to there would be terabytes");
+        assert!(refused.to_string().contains("accelerator 1099511627776 of 64"), "{refused}");
     }
 }

@@ -7,12 +7,14 @@
 
 mod costs;
 mod fit;
+mod limits;
 mod observed;
 mod profiles;
 mod replay;
 mod what_if;
 
 pub use costs::Costs;
+pub use limits::{DEPTH_MAX, Excess, ITEMS_MAX, TEXT_BYTES_MAX};
 pub use observed::{Figures, Observed};
 pub use profiles::{Profile, Profiles};
 pub use replay::{Difference, MachineReplay, Replay, ReplayError};
@@ -24,7 +26,7 @@ use std::fmt::Write;
 use warmset_core::{Instant, Machine, gateway::Gateway, recording::StepOf, worker::Worker};
 
 /// Grows with every change that makes older recordings unreadable.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// The longest line that is read: a machine with ten thousand models is a tenth of it.
 pub const LINE_BYTES_MAX: u64 = 256 << 20;
 
@@ -42,6 +44,13 @@ pub struct Header {
     pub version: u32,
     /// The version of the program that made it.
     pub program: String,
+}
+
+impl Header {
+    /// Whether this program reads such recordings.
+    pub fn check(&self) -> Result<(), ReplayError> {
+        if self.version == FORMAT_VERSION { Ok(()) } else { Err(ReplayError::Version { found: self.version }) }
+    }
 }
 
 /// Why a recording ends.
@@ -107,6 +116,9 @@ pub enum LineError {
     /// Its sum is not that of its number and text.
     #[error("it is not what was written there: it was changed, or lines before it are missing")]
     Changed,
+    /// It holds more than any server writes.
+    #[error("it holds {0}, which no server writes: it is a forgery")]
+    Excess(#[from] Excess),
     /// It says what this program does not know.
     #[error("this version of warmset cannot read it ({0}): replay it with the version that made it")]
     Unknown(serde_json::Error),
@@ -136,6 +148,7 @@ impl Line {
             return Err(LineError::Changed);
         }
         text[REST] = b'{';
+        limits::check(&text[REST..])?;
         serde_json::from_slice(&text[REST..]).map_err(LineError::Unknown)
     }
 }

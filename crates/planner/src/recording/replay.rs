@@ -175,11 +175,11 @@ impl Replay {
         self.lines += 1;
         let number = self.lines;
         match (line, &self.header) {
-            (Line::Recording(header), None) if header.version == FORMAT_VERSION => {
+            (Line::Recording(header), None) => {
+                header.check()?;
                 self.header = Some(header);
                 Ok(())
             }
-            (Line::Recording(header), None) => Err(ReplayError::Version { found: header.version }),
             (_, None) => Err(ReplayError::Order { line: number, reason: "a recording begins with what it is" }),
             (Line::Recording(_), Some(_)) => {
                 Err(ReplayError::Order { line: number, reason: "only the first line says what it is" })

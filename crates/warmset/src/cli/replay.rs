@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 use warmset_core::Bytes;
-use warmset_planner::recording::{Costs, Difference, Observed, Profile, Profiles, Replay, ReplayError, WhatIf};
+use warmset_planner::recording::{Costs, Difference, Line, Observed, Profile, Profiles, Replay, ReplayError, WhatIf};
 
 /// `warmset replay`
 #[derive(Debug, Args)]
@@ -172,6 +172,9 @@ fn what_if(arguments: &ReplayArguments, mut reading: Reading, output: Output) ->
 fn observe(reading: &mut Reading) -> Result<Observed> {
     let mut observed = Observed::default();
     while let Some(line) = reading.next()? {
+        if let Line::Recording(header) = &line {
+            header.check()?;
+        }
         observed.take(line);
     }
     Ok(observed)

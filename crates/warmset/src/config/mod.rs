@@ -25,7 +25,7 @@ pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Models one file may list.
 const MODELS_MAX: usize = 10_000;
 /// Devices one machine may have.
-const DEVICES_MAX: usize = 64;
+const DEVICES_MAX: usize = warmset_core::memory::ACCELERATORS_MAX;
 /// Parts the memory may be cut into.
 const SLICES_MAX: usize = 64;
 /// Connections that may be open.
