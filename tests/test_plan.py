@@ -362,6 +362,12 @@ def test_a_config_of_transformers(tmp_path):
     ("decode --parameters 7e9 --gpu h900", 1, "there are a100-40gb-sxm"),
     ("decode --parameters 7e9 --gpu l4 --gpus 0", 1, "gpus is 0"),
     ("decode --parameters 7e9 --gpu-bandwidth 0", 1, "bandwidth is 0"),
+    # Of what the answer does not depend on, too.
+    ("prefill --parameters 7e9 --gpu-flops 1e12 --tokens 10 --dtype nonsense", 1, "nonsense"),
+    ("decode --parameters 7e9 --gpu h100-sxm --mfu 7", 1, "mfu is 7"),
+    ("kv --layers 2 --kv-heads 2 --head-dim 64 --tokens 1 --parameters=-5", 1, "parameters is -5"),
+    ("batch --prefill-tokens-per-second 282 --decode-tokens-per-second 109 --requests 9 --prompt-tokens 5 --output-tokens 6 --gpu none",
+     1, "none"),
     ("decode --parameters 7e9 --gpu-bandwidth nan", 2, "is not a speed"),
     ("decode --parameters 7e9 --gpu l4 --efficiency 1.5", 1, "share above 0"),
     ("decode --parameters 7e9 --gpu l4 --batch 0", 1, "batch is 0"),

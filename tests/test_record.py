@@ -292,6 +292,18 @@ def test_an_interrupt_ends_a_recording_and_there_is_one_at_a_time(busy, tmp_path
                      "the next one may begin")
 
 
+def test_what_a_recording_cannot_be_told_is_refused(busy, tmp_path):
+    server, _ = busy
+    for query, words in (("foo=1", "there is no parameter foo here"), ("max_bytes=0", "max_bytes must be at least 1"),
+                         ("seconds=0", "seconds must be at least 1"), ("seconds=x", "must be a number")):
+        status, _, body = server.get(f"/admin/v1/recording?{query}", admin=True)
+        assert status == 400 and words in body.decode(), body
+    for path in ("/admin/v1/events?recents=1", "/admin/v1/models/none/logs?line=1"):
+        assert server.get(path, admin=True)[0] == 400, path
+    refused = server.cli("admin", "record", "--out", tmp_path / "run.jsonl", "--max-bytes", "0", check=False)
+    assert refused.returncode == 2 and "holds nothing" in refused.stderr and not (tmp_path / "run.jsonl").exists()
+
+
 def test_a_recording_keeps_to_its_size(busy, tmp_path):
     server, _ = busy
     path = tmp_path / "run.jsonl"

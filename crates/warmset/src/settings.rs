@@ -34,6 +34,9 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(2);
 const THRASH_WINDOW: Duration = Duration::from_secs(60);
 const THRASH_THRESHOLD: f64 = 0.2;
 
+/// What one engine process takes before it has a model: with less nothing can be served.
+const MEMORY_BYTES_MIN: Bytes = 16 << 20;
+
 /// Memory as given on the command line or in the file, or as the machine has it.
 pub(crate) fn memory_and_reserve(memory: Option<Bytes>, reserve: Option<Bytes>) -> Result<(Bytes, Bytes)> {
     let memory = match memory {
@@ -43,8 +46,11 @@ pub(crate) fn memory_and_reserve(memory: Option<Bytes>, reserve: Option<Bytes>) 
             None => bail!("cannot tell how much memory this machine has: give --memory"),
         },
     };
-    if memory == 0 {
-        bail!("a memory of 0 bytes holds no model: give --memory a size such as 2GiB");
+    if memory < MEMORY_BYTES_MIN {
+        let (memory, least) = (format_bytes(memory), format_bytes(MEMORY_BYTES_MIN));
+        bail!(
+            "a memory of {memory} holds no model, an engine process alone takes {least}: is a unit missing, as in --memory 2GiB?"
+        );
     }
     let reserve = reserve.unwrap_or_else(|| machine::default_reserve(memory));
     if reserve >= memory {
@@ -235,11 +241,15 @@ mod tests {
 
     #[test]
     fn the_reserve_must_leave_something() {
-        assert_eq!(memory_and_reserve(Some(100), Some(10)).unwrap(), (100, 10));
+        assert_eq!(memory_and_reserve(Some(100 << 20), Some(10)).unwrap(), (100 << 20, 10));
         assert_eq!(memory_and_reserve(Some(2 << 30), None).unwrap(), (2 << 30, 384 << 20));
         let refused = |memory, reserve| memory_and_reserve(memory, reserve).unwrap_err().to_string();
         assert!(refused(Some(1 << 30), Some(1 << 30)).contains("the reserve of 1.0 GiB leaves nothing"));
-        assert!(refused(Some(0), None).contains("a memory of 0 bytes holds no model: give --memory"));
+        assert!(refused(Some(0), None).contains("is a unit missing, as in --memory 2GiB?"));
+        assert!(
+            refused(Some(2), None).contains("a memory of 2 B holds no model, an engine process alone takes 16.0 MiB")
+        );
+        assert!(memory_and_reserve(Some(MEMORY_BYTES_MIN), Some(0)).is_ok());
         let (memory, reserve) = memory_and_reserve(None, None).unwrap();
         assert!(reserve < memory);
     }

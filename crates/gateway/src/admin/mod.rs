@@ -140,6 +140,7 @@ pub(crate) async fn unpin_model(State(state): State<AdminState>, name: Name) -> 
 }
 
 pub(crate) async fn load_model(State(state): State<AdminState>, name: Name, Query(query): Parameters) -> Answer {
+    only(&query, &["wait"])?;
     let wait = query.get("wait").is_none_or(|wait| wait != "false");
     answer(state.backend.load_model(parse_name(name)?, wait)).await
 }
@@ -160,6 +161,7 @@ pub(crate) async fn act_on_model(
 }
 
 pub(crate) async fn model_logs(State(state): State<AdminState>, name: Name, Query(query): Parameters) -> Answer {
+    only(&query, &["lines"])?;
     let lines = number(&query, "lines")?.map_or(LOG_LINES, |lines| usize::try_from(lines).unwrap_or(usize::MAX));
     answer(state.backend.model_logs(parse_name(name)?, lines.min(LOG_LINES_MAX))).await
 }
@@ -193,7 +195,12 @@ pub(crate) async fn recording(
     State(state): State<AdminState>,
     Query(query): Parameters,
 ) -> Result<Response, AdminError> {
-    let limits = RecordingLimits { seconds: number(&query, "seconds")?, bytes_max: number(&query, "max_bytes")? };
+    only(&query, &["seconds", "max_bytes"])?;
+    let at_least_one = |name: &str| match number(&query, name)? {
+        Some(0) => Err(AdminError::bad_request(format!("{name} must be at least 1"))),
+        limit => Ok(limit),
+    };
+    let limits = RecordingLimits { seconds: at_least_one("seconds")?, bytes_max: at_least_one("max_bytes")? };
     let chunks = stream::unfold(state.backend.record(limits)?, |mut chunks| async {
         let chunk = chunks.recv().await?;
         Some((Ok::<_, std::convert::Infallible>(chunk), chunks))
@@ -209,6 +216,7 @@ pub(crate) async fn events(
     Query(query): Parameters,
     request: Request,
 ) -> Result<Response, AdminError> {
+    only(&query, &["recent", "after"])?;
     let log = state.backend.events();
     if let Some(count) = number(&query, "recent")? {
         let recent = log.recent(usize::try_from(count).unwrap_or(usize::MAX));
@@ -231,6 +239,17 @@ pub(crate) async fn events(
     });
     let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(events)).into_response())
+}
+
+/// A parameter that is not known may be a known one misspelt, and is not left aside.
+fn only(query: &BTreeMap<String, String>, known: &[&str]) -> Result<(), AdminError> {
+    match query.keys().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => {
+            let message = format!("there is no parameter {name} here: there is {}", known.join(", "));
+            Err(AdminError::bad_request(message))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn number(query: &BTreeMap<String, String>, name: &str) -> Result<Option<u64>, AdminError> {

@@ -24,8 +24,15 @@ pub(crate) struct RecordArguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     /// End before the recording is longer than this [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     max_bytes: Option<Bytes>,
+}
+
+fn some_bytes(text: &str) -> Result<Bytes, String> {
+    match units::parse_bytes(text)? {
+        0 => Err("a recording of no bytes holds nothing: give a size such as 64MiB".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// Records until the end and says what came of it.

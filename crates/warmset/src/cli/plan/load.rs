@@ -157,11 +157,11 @@ impl TokensArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PoolsArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     #[command(flatten)]
-    rates: RateArguments,
+    pub(super) rates: RateArguments,
     #[command(flatten)]
     tokens: TokensArguments,
     /// Requests
@@ -204,11 +204,11 @@ impl PoolsArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BatchArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     #[command(flatten)]
-    rates: RateArguments,
+    pub(super) rates: RateArguments,
     #[command(flatten)]
     tokens: TokensArguments,
     /// Requests
@@ -307,9 +307,9 @@ fn money(amount: f64) -> Value {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct EngineArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     /// Tokens of the longest prompt
     #[arg(long, value_name = "N", value_parser = whole)]
     prompt_tokens: i128,

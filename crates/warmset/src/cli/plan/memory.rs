@@ -172,7 +172,7 @@ fn room(room: &Room, model: Option<&str>) -> Value {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct KvArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     /// Tokens of a sequence
     #[arg(long, value_name = "N", value_parser = whole, default_value = "1")]
     tokens: i128,
@@ -199,9 +199,9 @@ impl KvArguments {
 #[derive(Debug, Args)]
 pub(crate) struct SessionsArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     /// Tokens of a session
     #[arg(long, value_name = "N", value_parser = whole)]
     tokens: i128,
@@ -269,7 +269,7 @@ impl SessionsArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PagingArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     /// Tokens that are reserved for each sequence without paging
     #[arg(long, value_name = "N", value_parser = whole)]
     reserved_tokens: i128,
@@ -308,7 +308,7 @@ impl PagingArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PrefixesArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     /// Tenants, each with a prompt of its own
     #[arg(long, value_name = "N", value_parser = whole)]
     tenants: i128,

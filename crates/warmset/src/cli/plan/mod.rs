@@ -49,8 +49,35 @@ pub(crate) enum PlanCommand {
     ActiveModels(load::ActiveModelsArguments),
 }
 
+impl PlanCommand {
+    /// Refuses what means nothing, also where the answer does not depend on it: somebody meant something by it.
+    fn check(&self) -> Result<()> {
+        let (model, gpus, rates) = match self {
+            Self::Kv(one) => (&one.model, None, None),
+            Self::BreakEven(one) => (&one.model, Some(&one.gpus), None),
+            Self::Sessions(one) => (&one.model, Some(&one.gpus), None),
+            Self::Paging(one) => (&one.model, None, None),
+            Self::Prefixes(one) => (&one.model, None, None),
+            Self::Decode(one) => (&one.model, Some(&one.gpus), None),
+            Self::Prefill(one) => (&one.model, Some(&one.gpus), None),
+            Self::Transfer(one) => (&one.model, None, None),
+            Self::PdPools(one) => (&one.model, Some(&one.gpus), Some(&one.rates)),
+            Self::Batch(one) => (&one.model, Some(&one.gpus), Some(&one.rates)),
+            Self::EngineArgs(one) => (&one.model, Some(&one.gpus), None),
+            // Every option of these is calculated with.
+            Self::WarmSet(_) | Self::Distribute(_) | Self::Queueing(_) | Self::Fleet(_) | Self::ActiveModels(_) => {
+                return Ok(());
+            }
+        };
+        model.check()?;
+        gpus.map_or(Ok(()), model::GpuArguments::check)?;
+        rates.map_or(Ok(()), model::RateArguments::check)
+    }
+}
+
 /// Calculates and prints. "It does not fit" is an answer.
 pub(crate) fn run(command: &PlanCommand, output: Output) -> Result<()> {
+    command.check()?;
     let document = match command {
         PlanCommand::WarmSet(arguments) => arguments.document(),
         PlanCommand::Kv(arguments) => arguments.document(),

@@ -14,7 +14,7 @@ use warmset_planner::calculate::{
     decode::Decode,
     hardware::{DECODE_EFFICIENCY_SOURCE, Gpu, PREFILL_EFFICIENCY, PREFILL_EFFICIENCY_SOURCE},
     hf_config,
-    input::{product, share},
+    input::{positive, product, share},
     model::{Attention, ElementType, Experts, Layers, Model, Weights},
     prefill,
 };
@@ -91,6 +91,28 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
+    /// Refuses what means nothing.
+    pub(super) fn check(&self) -> Result<()> {
+        for name in self.dtype.iter().chain(&self.weight_dtype) {
+            ElementType::named(name)?;
+        }
+        let numbers = [
+            ("layers", self.layers),
+            ("kv-heads", self.kv_heads),
+            ("head-dim", self.head_dim),
+            ("value-dim", self.value_dim),
+            ("kv-lora-rank", self.kv_lora_rank),
+            ("rope-dim", self.rope_dim),
+            ("heads", self.heads),
+            ("hidden-size", self.hidden_size),
+            ("window-layers", self.window_layers),
+            ("window-tokens", self.window_tokens),
+            ("parameters", self.parameters),
+            ("weights", self.weights),
+        ];
+        numbers.into_iter().try_for_each(|(name, number)| optional(name, number).map(drop))
+    }
+
     /// The model.
     pub(crate) fn model(&self) -> Result<Model> {
         let weight_type = self.weight_dtype.as_deref().map(ElementType::named).transpose()?;
@@ -302,6 +324,17 @@ pub(crate) struct GpuArguments {
 }
 
 impl GpuArguments {
+    /// Refuses what means nothing.
+    pub(super) fn check(&self) -> Result<()> {
+        self.gpu()?;
+        self.count()?;
+        self.mfu()?;
+        for (name, rate) in [("gpu-bandwidth", self.gpu_bandwidth), ("gpu-flops", self.gpu_flops)] {
+            rate.map(|rate| positive(name, rate)).transpose()?;
+        }
+        Ok(())
+    }
+
     /// One of them.
     pub(crate) fn gpu(&self) -> Result<Gpu> {
         let mut gpu = match &self.gpu {
@@ -413,6 +446,18 @@ pub(crate) struct RateArguments {
 }
 
 impl RateArguments {
+    /// Refuses what means nothing.
+    pub(super) fn check(&self) -> Result<()> {
+        let rates = [
+            ("prefill-tokens-per-second", self.prefill_tokens_per_second),
+            ("decode-tokens-per-second", self.decode_tokens_per_second),
+        ];
+        for (name, rate) in rates {
+            rate.map(|rate| positive(name, rate)).transpose()?;
+        }
+        Ok(())
+    }
+
     /// Prompt tokens per second.
     pub(crate) fn prefill(&self, model: &ModelArguments, gpus: &GpuArguments, prompt_tokens: u64) -> Result<f64> {
         match self.prefill_tokens_per_second {

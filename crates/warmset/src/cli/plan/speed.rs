@@ -63,9 +63,9 @@ fn rows(given: &[LinkSpec], otherwise: &[&str]) -> Result<Vec<Row>> {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct DecodeArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     /// Tokens that each sequence has so far
     #[arg(long, value_name = "N", value_parser = whole, default_value = "0")]
     context_tokens: i128,
@@ -122,9 +122,9 @@ impl DecodeArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PrefillArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     /// Tokens that are read
     #[arg(long, value_name = "N", value_parser = whole)]
     tokens: i128,
@@ -164,9 +164,9 @@ impl PrefillArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct BreakEvenArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     #[command(flatten)]
-    gpus: GpuArguments,
+    pub(super) gpus: GpuArguments,
     /// Tokens of the prefix
     #[arg(long, value_name = "N", value_parser = whole)]
     prefix_tokens: i128,
@@ -277,7 +277,7 @@ impl BreakEvenArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct TransferArguments {
     #[command(flatten)]
-    model: ModelArguments,
+    pub(super) model: ModelArguments,
     /// Tokens of a prompt
     #[arg(long, value_name = "N", value_parser = whole)]
     tokens: i128,
