@@ -32,7 +32,7 @@ impl Schedules {
     pub(crate) fn set(&self, digest: Digest, texts: &[String]) {
         let windows: Vec<Window> = texts.iter().filter_map(|text| Window::parse(text).ok()).collect();
         if windows.len() < texts.len() {
-            tracing::warn!(%digest, "a schedule cannot be read here and is not followed: {texts:?}");
+            tracing::warn!(%digest, "a schedule cannot be read here and is not followed: {}", texts.join("; "));
         }
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // One that had a schedule is told of its end.

@@ -543,12 +543,17 @@ impl RunLoop {
     }
 }
 
+/// As many digits as people read.
+fn thousandths(number: f64) -> f64 {
+    (1_000.0 * number).round() / 1_000.0
+}
+
 /// Once, here: what happened to a model, for people. A model that was removed meanwhile has no name.
 fn log_fact(fact: &Fact, name: Option<&ModelName>) {
     let model = name.map(tracing::field::display);
     match fact {
         Fact::LoadFinished { digest, timings, steady, .. } => {
-            let (seconds, bytes) = (timings.total_seconds(), steady.total_bytes());
+            let (seconds, bytes) = (thousandths(timings.total_seconds()), steady.total_bytes());
             tracing::info!(model, %digest, seconds, bytes, "a model is ready");
         }
         Fact::LoadRefused { digest, error, .. } => {
@@ -559,11 +564,11 @@ fn log_fact(fact: &Fact, name: Option<&ModelName>) {
         }
         Fact::EngineCrashed { digest, message } => tracing::warn!(model, %digest, message, "an engine died"),
         Fact::ThrashAlarm { pool, ratio, raised } => {
-            tracing::warn!(%pool, ratio, raised, "a pool reloads what it has just evicted");
+            tracing::warn!(%pool, ratio = thousandths(*ratio), raised, "a pool reloads what it has just evicted");
         }
         Fact::Parked { digest, bytes } => tracing::info!(model, %digest, bytes, "a request gave way"),
         Fact::Resumed { digest, parked } => {
-            tracing::info!(model, %digest, seconds = parked.as_secs_f64(), "a request that gave way goes on");
+            tracing::info!(model, %digest, seconds = thousandths(parked.as_secs_f64()), "a request that gave way goes on");
         }
         Fact::LoadStarted { .. }
         | Fact::EvictionFinished { .. }

@@ -532,7 +532,14 @@ mod tests {
         for word in ["NAME", "ready", "pinned", "93.8 MiB", "~2.0 KiB", "abababababab"] {
             assert!(text.contains(word), "{word} in {text}");
         }
+        assert!(!text.contains("POOL") && !text.contains("PARKED"), "{text}");
         assert!(list_text(&json!({ "models": [] })).contains("no models yet"));
+        let other = json!({ "name": "b", "pool": "chat", "parked": 3 });
+        let fetch = json!({ "name": "c", "done_bytes": 1, "total_bytes": 2 });
+        let text = list_text(&json!({ "models": [{ "name": "a", "pool": "default" }, other], "fetches": [fetch] }));
+        let line = |name: &str| text.lines().find(|line| line.trim().starts_with(name)).unwrap_or_default().to_owned();
+        assert!(line("NAME").contains("POOL") && line("NAME").contains("PARKED"), "{text}");
+        assert!(line("b").contains("chat") && line("b").contains('3') && line("c").contains("fetching 50 %"), "{text}");
         let text = show_text(&model);
         assert!(text.contains("measured on cpu-2") && text.contains("250 ms"), "{text}");
         assert!(text.contains("~2.0 KiB, ~4.0 KiB while loading (estimates"), "{text}");

@@ -3,8 +3,8 @@
 use super::view::{Sort, View, waiting};
 use crate::{
     cli::latency::percentiles_text,
-    config::units::format_bytes,
-    output::{short_digest, text_of},
+    config::units::{format_bytes, format_seconds},
+    output::{count, short_digest, text_of},
 };
 use ratatui::{
     Frame,
@@ -45,7 +45,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Value, server: &str, view: 
     let [head, bars, models, events, foot] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(snapshot, server, view)), head);
     frame.render_widget(Paragraph::new(tiers.iter().map(bar).collect::<Vec<_>>()), bars);
-    draw_models(frame, models, list(&snapshot["models"]), view);
+    draw_models(frame, models, snapshot, view);
     draw_events(frame, events, list(&snapshot["events"]));
     frame.render_widget(Paragraph::new(keys(view)), foot);
 }
@@ -62,10 +62,12 @@ fn title(snapshot: &Value, server: &str, view: &View) -> Line<'static> {
     let ready = models.iter().filter(|model| model["state"] == "ready").count();
     let running: u64 = models.iter().filter_map(|model| model["in_flight"].as_u64()).sum();
     let queued: u64 = models.iter().map(waiting).sum();
-    let mut text =
-        format!("warmset {server}  {} models, {ready} ready  {running} running, {queued} waiting", models.len());
+    let mut text = format!(
+        "warmset {server}  {}, {ready} ready  {running} running, {queued} waiting",
+        count(models.len(), "model")
+    );
     if let Some(jobs) = snapshot["jobs"].as_array() {
-        text += &format!("  {} jobs", jobs.len());
+        text += &format!("  {}", count(jobs.len(), "job"));
     }
     let thrashing = list(&snapshot["memory"]["pools"]).iter().filter(|pool| pool["thrash_alarm"] == true);
     for pool in thrashing {
@@ -98,11 +100,11 @@ fn bar(tier: &Value) -> Line<'static> {
     Line::from(spans)
 }
 
-fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Value], view: &mut View) {
-    let ordered = view.ordered(models);
+fn draw_models(frame: &mut Frame<'_>, area: Rect, snapshot: &Value, view: &mut View) {
+    let ordered = view.ordered(list(&snapshot["models"]));
     let visible = usize::from(area.height.saturating_sub(1));
     view.above = view.above.min(ordered.len().saturating_sub(visible));
-    let shown = shown_columns(area.width);
+    let shown = shown_columns(area.width, snapshot);
     let rows = ordered.iter().skip(view.above).take(visible).map(|model| row(model, &shown));
     let headers = shown.iter().map(|column| COLUMNS[*column].0);
     let widths = shown.iter().map(|column| match COLUMNS[*column].1 {
@@ -114,25 +116,35 @@ fn draw_models(frame: &mut Frame<'_>, area: Rect, models: &[Value], view: &mut V
 }
 
 /// What is known of a model by column: its head and its width; the name takes what the others leave.
-const COLUMNS: [(&str, u16); 10] = [
+const COLUMNS: [(&str, u16); 12] = [
     ("MODEL", 0),
     ("STATE", 9),
+    ("POOL", 10),
     ("MEMORY", 10),
     ("WORTH/GiB", 9),
     ("DEMAND/s", 8),
     ("RUN", 4),
     ("QUEUE", 5),
+    ("PARKED", 6),
     ("WARM p50/p99", 16),
     ("COLD p50/p99", 16),
     ("DIGEST", 12),
 ];
 /// Which of them a narrow terminal does without, the first first.
-const DISPENSABLE: [usize; 5] = [9, 3, 8, 4, 7];
+const DISPENSABLE: [usize; 7] = [11, 4, 10, 5, 9, 2, 8];
+/// Which of them say nothing where there is one pool, and where nothing is parked.
+const POOL: usize = 2;
+const PARKED: usize = 8;
 /// A name is told from others by so much of it.
 const NAME_COLUMNS_MIN: u16 = 20;
 
-fn shown_columns(width: u16) -> Vec<usize> {
-    let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
+fn shown_columns(width: u16, snapshot: &Value) -> Vec<usize> {
+    let says_something = |column: &usize| match *column {
+        POOL => list(&snapshot["memory"]["pools"]).len() > 1,
+        PARKED => list(&snapshot["models"]).iter().any(|model| model["parked"].as_u64() > Some(0)),
+        _ => true,
+    };
+    let mut shown: Vec<usize> = (0..COLUMNS.len()).filter(says_something).collect();
     for dispensable in DISPENSABLE {
         let others: u16 = shown.iter().skip(1).map(|column| COLUMNS[*column].1 + 1).sum();
         if others + NAME_COLUMNS_MIN <= width {
@@ -161,11 +173,13 @@ fn row(model: &Value, shown: &[usize]) -> Row<'static> {
     let cells = [
         Cell::new(format!("{}{mark}", text_of(model, "name"))),
         Cell::new(state).style(Style::new().fg(colour)),
+        Cell::new(text_of(model, "pool")),
         Cell::new(held.map_or_else(|| "-".to_owned(), format_bytes)),
         Cell::new(number("worth", GIBIBYTE)),
         Cell::new(number("demand_per_second", 1.0)),
         Cell::new(model["in_flight"].as_u64().unwrap_or(0).to_string()),
         Cell::new(waiting(model).to_string()),
+        Cell::new(model["parked"].as_u64().unwrap_or(0).to_string()),
         Cell::new(times("warm")),
         Cell::new(times("cold")),
         Cell::new(short_digest(model)),
@@ -188,12 +202,7 @@ fn event_line(event: &Value) -> Line<'static> {
         .into_iter()
         .flatten()
         .filter(|(key, value)| !known.contains(&key.as_str()) && !value.is_object() && !value.is_null());
-    let details: Vec<String> = details
-        .map(|(key, value)| match (key.strip_suffix("_bytes"), value.as_u64()) {
-            (Some(key), Some(bytes)) => format!("{key} {}", format_bytes(bytes)),
-            _ => format!("{key} {}", value.as_str().map_or_else(|| value.to_string(), |text| text.replace('\n', " "))),
-        })
-        .collect();
+    let details: Vec<String> = details.map(|(key, value)| detail_text(key, value)).collect();
     Line::raw(format!(
         "{:>6} {:<18} {:<24} {}",
         text_of(event, "id"),
@@ -201,6 +210,30 @@ fn event_line(event: &Value) -> Line<'static> {
         text_of(data, "model"),
         details.join(", ")
     ))
+}
+
+/// `peak 1.0 GiB`, `took 250 ms`: what a number is of stands in its key.
+fn detail_text(key: &str, value: &Value) -> String {
+    if let (Some(key), Some(bytes)) = (key.strip_suffix("_bytes"), value.as_u64()) {
+        return format!("{key} {}", format_bytes(bytes));
+    }
+    let seconds = if key == "seconds" { Some("took") } else { key.strip_suffix("_seconds") };
+    if let (Some(key), Some(seconds)) = (seconds, value.as_f64()) {
+        return format!("{} {}", key.replace('_', " "), format_seconds(seconds));
+    }
+    format!("{} {}", key.replace('_', " "), plain(value))
+}
+
+/// A value without quotes and brackets.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.replace('\n', " "),
+        Value::Number(number) if number.is_f64() => format!("{:.2}", number.as_f64().unwrap_or_default()),
+        Value::Bool(is_so) => if *is_so { "yes" } else { "no" }.to_owned(),
+        Value::Array(values) if values.is_empty() => "none".to_owned(),
+        Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(" "),
+        Value::Null | Value::Number(_) | Value::Object(_) => value.to_string(),
+    }
 }
 
 fn keys(view: &View) -> Line<'static> {
@@ -252,7 +285,8 @@ mod tests {
                              "cold": {"first_token": null, "duration": null}}},
             ],
             "events": [
-                {"id": 1, "kind": "load_finished", "data": {"model": "b", "seconds": 0.5, "peak_bytes": 1u64 << 30, "timings": {}}},
+                {"id": 1, "kind": "load_finished", "data": {"model": "b", "seconds": 0.5, "peak_bytes": 1u64 << 30, "timings": {},
+                                                             "retry_after_seconds": 2.0, "ratio": 1.0 / 3.0, "raised": true, "added": ["a", "b"]}},
                 {"id": 2, "kind": "load_refused", "data": {"model": "a", "message": "two\nlines"}},
             ],
         })
@@ -265,6 +299,26 @@ mod tests {
         let text = drawn(&snapshot, 80, 20, &mut View::default());
         assert!(text.contains("a-name-of-twenty-one*") && text.contains("QUEUE") && !text.contains("DIGEST"), "{text}");
         assert!(drawn(&snapshot, 150, 20, &mut View::default()).contains("DIGEST"));
+    }
+
+    #[test]
+    fn pools_are_shown_where_there_are_several_and_parked_requests_where_there_are_any() {
+        let mut snapshot = snapshot();
+        snapshot["models"][1]["pool"] = json!("chat");
+        let head = |snapshot: &Value, columns: u16| -> Vec<String> {
+            let text = drawn(snapshot, columns, 20, &mut View::default());
+            let head = text.lines().find(|line| line.starts_with("MODEL")).unwrap_or_default();
+            head.split_whitespace().map(str::to_owned).collect()
+        };
+        let has = |snapshot: &Value, columns: u16, name: &str| head(snapshot, columns).contains(&name.to_owned());
+        assert!(!has(&snapshot, 150, "POOL") && !has(&snapshot, 150, "PARKED"));
+        snapshot["memory"]["pools"] = json!([{"pool": "default"}, {"pool": "chat"}]);
+        snapshot["models"][1]["parked"] = json!(2);
+        assert!(has(&snapshot, 150, "POOL") && has(&snapshot, 150, "PARKED"));
+        let text = drawn(&snapshot, 150, 20, &mut View::default());
+        let model: Vec<&str> = text.lines().nth(3).unwrap_or_default().split_whitespace().collect();
+        assert_eq!((model[2], &model[7..10]), ("chat", &["2", "4", "2"][..]), "{text}");
+        assert!(has(&snapshot, 80, "POOL") && !has(&snapshot, 60, "POOL") && has(&snapshot, 60, "QUEUE"));
     }
 
     #[test]
@@ -284,7 +338,8 @@ mod tests {
         assert!(lines[4].starts_with("a ") && lines[4].contains("absent"), "{text}");
         let events: Vec<&str> = lines.iter().skip_while(|line| **line != "EVENTS").copied().collect();
         assert!(events[1].contains("load_refused") && events[1].ends_with("message two lines"), "{text}");
-        assert!(events[2].ends_with("seconds 0.5, peak 1.0 GiB"), "{text}");
+        let details = ["peak 1.0 GiB", "took 500 ms", "retry after 2.00 s", "ratio 0.33", "raised yes", "added a b"];
+        assert!(details.iter().all(|detail| events[2].contains(detail)), "{text}");
         assert!(text.ends_with("r reverse  ↑ ↓ scroll"), "{text}");
     }
 
