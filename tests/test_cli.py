@@ -234,10 +234,10 @@ def test_slices_that_do_not_fit_are_named_with_file_and_line(tmp_path):
     assert "slices.toml:3: the slices take 1.0 GiB, more than the 448.0 MiB" in result.stderr
 
 
-def test_a_memory_of_nothing_is_refused_and_one_beyond_the_machine_is_warned_about(tmp_path):
-    result = run_command(["serve", "--memory", "0", "--data", str(tmp_path / "data")], check=False)
+def test_a_memory_of_next_to_nothing_is_refused_and_one_beyond_the_machine_is_warned_about(tmp_path):
+    result = run_command(["serve", "--memory", "2", "--data", str(tmp_path / "data")], check=False)
     assert result.returncode == 1
-    assert "give --memory a size" in result.stderr
+    assert "is a unit missing, as in --memory 2GiB?" in result.stderr
     with warmset.Server(tmp_path, memory="8000GiB", reserve="1GiB") as server:
         assert "the memory of 7.8 TiB is more than" in server.log_tail()
 
@@ -327,6 +327,17 @@ def test_the_router_is_simulated_beside_the_rules_it_replaces():
     assert "is for other scenarios" in run_command(["sim", "shared-prompts", "--slots", "8"], check=False).stderr
 
 
+def fits_a_terminal(text):
+    """Lines of tables begin with a space."""
+    lines = [line for line in text.splitlines() if line.startswith(" ")]
+    return len(lines) > 3 and max(map(len, lines)) <= 100
+
+
+def is_whole_alone(html):
+    """A page that needs nothing else, and runs nothing."""
+    return "http://" not in html.replace("http://www.w3.org/2000/svg", "") and "https://" not in html and "<script" not in html
+
+
 def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
     text = (warmset.ROOT / "scenarios" / "capacity.toml").read_text()
     # Two hours around the burst and the loss: the whole day takes longer than a test should.
@@ -345,7 +356,9 @@ def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
         assert row["requests"] == row["answered"] + row["refused"] + row["broken"] + row["unfinished"]
         assert len(row["away"]) == 1 and {team["team"] for team in row["teams"]} == {"chat", "code", "departments", "batch"}
     html = page.read_text()
-    assert html.count("<svg") == 4 and "http://" not in html.replace("http://www.w3.org/2000/svg", "") and "<script" not in html
+    assert html.count("<svg") == 4 and is_whole_alone(html)
+    shown = run_command(["sim", str(path)]).stdout
+    assert fits_a_terminal(shown), shown
     text = text.replace("zipf = 1.0", "zipff = 1.0", 1)
     path.write_text(text)
     refused = run_command(["sim", str(path)], check=False)
@@ -385,7 +398,8 @@ def test_what_was_played_live_stands_beside_what_is_simulated(tmp_path):
         assert both["live"] == 0.25 and both["simulated"] == rows[name]["first_token_p50_seconds"]
         assert both["ratio"] == pytest.approx(both["live"] / both["simulated"])
     assert rows["shared, live"]["counts"]["loads"] == 3 * len(demand["pool"]["team"])
-    assert "Live beside simulated" in page.read_text() and "Simulated / live" in run_command(command).stdout
+    shown = run_command(command).stdout
+    assert "Live beside simulated" in page.read_text() and "Simulated / live" in shown and fits_a_terminal(shown), shown
     for arguments, words in (
         ([*command, "--seed", "2"], "give --seed 1"),
         (["sim", "capacity", "--live", str(played)], "was played from another one"),
@@ -398,7 +412,8 @@ def test_what_was_played_live_stands_beside_what_is_simulated(tmp_path):
 
 
 def test_what_changes_in_a_pool_is_simulated_with_and_without(tmp_path):
-    outputs = [run_command(["sim", "changes", "--json"]).stdout for _ in range(2)]
+    page = tmp_path / "changes.html"
+    outputs = [run_command(["sim", "changes", "--json", "--html", str(page)]).stdout for _ in range(2)]
     assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
     document = json.loads(outputs[0])
     names = ["as described", "none joins", "there from the beginning", "no new version", "no region lost", "weights everywhere"]
@@ -408,8 +423,15 @@ def test_what_changes_in_a_pool_is_simulated_with_and_without(tmp_path):
     for row in document["rows"]:
         assert row["requests"] == document["requests"]
         assert row["requests"] == row["answered"] + row["refused"] + row["broken"] + row["unfinished"]
+        moments = row["moments"]
+        assert sum(moment["requests"] for moment in moments) == row["requests"] and len(moments) == 60
+        assert all(moment["requests"] == 0 or moment["first_token_p99_seconds"] is not None for moment in moments)
     text = run_command(["sim", "changes"]).stdout
-    assert all(word in text for word in (*names, *windows, "side by side")), text
+    html = page.read_text()
+    for shown in (text, html):
+        assert all(word in shown for word in (*names, *windows, "side by side")), shown
+    assert html.count("<svg") == 2 + len(windows) and is_whole_alone(html)
+    assert fits_a_terminal(text), text
     path = tmp_path / "pool.toml"
     path.write_text((warmset.ROOT / "scenarios" / "changes.toml").read_text().replace("up_after_seconds = ", "up_after = 1 # "))
     refused = run_command(["sim", str(path)], check=False)

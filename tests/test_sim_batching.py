@@ -37,6 +37,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(shipped):
     assert simulated("batching", "--seed", "2")["rows"] != shipped["rows"]
 
 
+def test_its_tables_fit_a_terminal():
+    lines = run_command(["sim", "batching", "--compare", "request"]).stdout.splitlines()
+    tables = [line for line in lines if line.startswith(" ")]
+    assert len(tables) == 2 * (1 + 3) and max(map(len, tables)) <= 100, lines
+
+
 def test_replicas_keep_up_until_more_comes_than_they_can_do(shipped):
     for level in ("step", "request"):
         slow, shipped_rate, overload = rows(shipped, level)

@@ -7,7 +7,7 @@ const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:76rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.6rem;margin-bottom:.3rem}h2{font-size:1.2rem;margin:2.2rem 0 .5rem;border-bottom:1px solid #ddd}\
 p{margin:.4rem 0}.table{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem}\
-th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #eee}td{white-space:nowrap}\
+th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #eee}td{white-space:nowrap}\
 th{border-bottom:1px solid #999;font-weight:600;vertical-align:bottom}th:first-child,td:first-child{text-align:left}\
 tr.first td{border-top:1px solid #bbb;font-weight:600}\
 figure{margin:1rem 0}figcaption{font-size:.9rem;color:#444;margin-bottom:.2rem}svg{width:100%;height:auto;max-width:56rem}\

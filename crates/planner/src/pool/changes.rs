@@ -17,6 +17,8 @@ use warmset_core::Instant;
 
 /// For so long a rollout's requests are looked at.
 const ROLLOUT_WATCHED: Duration = Duration::from_secs(900);
+/// Parts that the whole time is looked at in.
+const MOMENTS: u32 = 60;
 /// The pool as it is described.
 const AS_DESCRIBED: &str = "as described";
 
@@ -53,6 +55,8 @@ pub struct Row {
     pub promotions: Vec<PromotionRow>,
     /// Requests that came while something was different.
     pub windows: Vec<Window>,
+    /// The whole time, in equal parts.
+    pub moments: Vec<Moment>,
 }
 
 /// Weights that were fetched.
@@ -111,6 +115,19 @@ pub struct Window {
     /// The requests.
     #[serde(flatten)]
     pub figures: Figures,
+}
+
+/// Requests that came in one part of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Moment {
+    /// When the part begins.
+    pub at_seconds: f64,
+    /// All that came.
+    pub requests: u64,
+    /// Of these: as promised.
+    pub within_target_share: Option<f64>,
+    /// 99 of 100 of those that had a first token had it within this.
+    pub first_token_p99_seconds: Option<f64>,
 }
 
 /// A time, and whose requests are looked at.
@@ -212,6 +229,20 @@ impl<'a> Changes<'a> {
             teams: pool.team.iter().enumerate().map(team).collect(),
             promotions: recording.promotions.iter().map(|promotion| self.promotion(promotion)).collect(),
             windows: self.spans().into_iter().map(window).collect(),
+            moments: (0..MOMENTS).map(|number| self.moment(recording, number)).collect(),
+        }
+    }
+
+    fn moment(&self, recording: &Recording, number: u32) -> Moment {
+        let pool = &self.plan.pool;
+        let begin = |number: u32| at_hours(pool.hours * f64::from(number) / f64::from(MOMENTS));
+        let (from, until) = (begin(number), begin(number + 1));
+        let found = figures(pool, &self.demand, &recording.records, |request| (from..until).contains(&request.at));
+        Moment {
+            at_seconds: from.since(Instant::ZERO).as_secs_f64(),
+            requests: found.requests,
+            within_target_share: found.within_target_share,
+            first_token_p99_seconds: found.first_token_p99_seconds,
         }
     }
 

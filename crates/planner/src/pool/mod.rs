@@ -23,6 +23,7 @@ pub mod record;
 pub mod world;
 
 pub mod changes;
+pub mod changes_page;
 pub mod compared;
 pub mod export;
 pub mod figures;

@@ -38,15 +38,15 @@ pub fn page(plan: &Plan, report: &Report, seed: u64) -> Result<String, PlotError
     Ok(page.finish())
 }
 
-fn percent(share: Option<f64>) -> String {
+pub(super) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", 100.0 * share))
 }
 
-fn seconds(value: Option<f64>) -> String {
+pub(super) fn seconds(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), seconds_text)
 }
 
-fn money(value: Option<f64>) -> String {
+pub(super) fn money(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
 }
 
@@ -181,24 +181,29 @@ fn away(page: &mut Page, report: &Report) {
     page.table(&heads, &rows);
 }
 
-fn yes_or_no(is_so: bool) -> String {
+pub(super) fn yes_or_no(is_so: bool) -> String {
     if is_so { "yes" } else { "no" }.to_owned()
 }
 
 fn latency(page: &mut Page, report: &Report) -> Result<(), PlotError> {
-    let series = report.rows.iter().enumerate().map(|(number, row)| {
-        let times = row.figures.first_token_seconds.iter();
+    let caption = "How many requests had their first token within how long, of those that had one";
+    first_tokens(page, caption, report.rows.iter().map(|row| (row.arrangement, &row.figures)))
+}
+
+/// The distribution of the time to the first token, a line for each of these.
+pub(super) fn first_tokens<'a>(
+    page: &mut Page,
+    caption: &str,
+    named: impl Iterator<Item = (&'a str, &'a Figures)>,
+) -> Result<(), PlotError> {
+    let (names, figures): (Vec<&str>, Vec<&Figures>) = named.unzip();
+    let series = figures.iter().enumerate().map(|(number, figures)| {
+        let times = figures.first_token_seconds.iter();
         let points = times.zip(SHARES).map(|(seconds, share)| (*seconds, 100.0 * share)).collect();
         Series { points, marked: true, colour: number }
     });
-    let series: Vec<Series> = series.collect();
-    let names: Vec<&str> = report.rows.iter().map(|row| row.arrangement).collect();
     let (x, y) = (Axis::logarithmic("seconds to the first token"), Axis::linear("% of requests within"));
-    page.figure(
-        "How many requests had their first token within how long, of those that had one",
-        lines(x, y, &series),
-        &names,
-    )
+    page.figure(caption, lines(x, y, &series.rev().collect::<Vec<_>>()), &names)
 }
 
 fn memory_plot(page: &mut Page, plan: &Plan, memory: &MemoryReport) -> Result<(), PlotError> {

@@ -3,6 +3,7 @@
 use super::{
     sim::{on_all_cores, read_trace},
     sim_arguments::SimArguments,
+    sim_pool::number,
 };
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result};
@@ -38,57 +39,53 @@ pub(super) fn run(text: &str, arguments: &SimArguments, output: Output) -> Resul
 }
 
 fn as_text(document: &Value) -> String {
-    let rows = document["rows"].as_array().into_iter().flatten().map(|row| {
-        let number = |value: &Value, digits: usize| {
-            value.as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-        };
-        let pair = |what: &str, factor: f64, digits: usize| {
-            let times = &row["latency"][what];
-            let one = |key: &str| times[key].as_f64().map(|value| format!("{:.digits$}", factor * value));
-            match (one("p50"), one("p99")) {
-                (Some(median), Some(tail)) => format!("{median} / {tail}"),
-                _ => "-".to_owned(),
-            }
-        };
-        let share =
-            |key: &str| row[key].as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
-        vec![
-            number(&row["offered_requests_per_second"], 1),
-            text_of(row, "level"),
-            text_of(row, "verdict"),
-            share("offered_share_of_capacity"),
-            pair("time_to_first_token_seconds", 1e3, 0),
-            pair("inter_token_seconds", 1e3, 1),
-            pair("end_to_end_seconds", 1.0, 2),
-            pair("queue_wait_seconds", 1e3, 0),
-            text_of(row, "unfinished"),
-            row["preemptions"].as_u64().map_or_else(|| "-".to_owned(), |count| count.to_string()),
-            share("prefix_hit_share"),
-            share("memory_max_share"),
-        ]
-    });
-    let rows: Vec<Vec<String>> = rows.collect();
-    let heads = [
-        "PER SECOND",
-        "LEVEL",
-        "VERDICT",
-        "OF WHAT IT CAN DO",
-        "FIRST TOKEN P50 / P99, MS",
-        "BETWEEN TOKENS, MS",
-        "ALL OF IT, S",
-        "QUEUE, MS",
-        "UNFINISHED",
-        "BEGAN AGAIN",
-        "PREFIX FOUND",
-        "KV, MOST",
-    ];
+    let rows = document["rows"].as_array().map_or(&[][..], Vec::as_slice);
     format!(
-        "{}\n{} replicas, seed {}, demand {}; steps: {}\n{}",
+        "{}\n{} replicas, seed {}, demand {}; steps: {}\n{}\nMilliseconds, p50 / p99\n{}",
         text_of(document, "description"),
         text_of(&document["settings"], "replicas"),
         text_of(document, "seed"),
         text_of(document, "demand"),
         text_of(&document["settings"], "cost_source"),
-        table(&heads, rows),
+        table(&OUTCOMES, rows.iter().map(|row| named(row, outcomes(row)))),
+        table(&TIMES, rows.iter().map(|row| named(row, times(row)))),
     )
+}
+
+/// Heads of the tables, which fit into a hundred columns.
+const OUTCOMES: [&str; 8] =
+    ["PER SECOND", "LEVEL", "VERDICT", "LOAD", "UNFINISHED", "BEGAN AGAIN", "PREFIX FOUND", "KV, MOST"];
+const TIMES: [&str; 6] = ["PER SECOND", "LEVEL", "FIRST TOKEN", "BETWEEN TOKENS", "ALL OF IT", "QUEUE"];
+
+fn named<const N: usize>(row: &Value, cells: [String; N]) -> Vec<String> {
+    [number(row, "offered_requests_per_second", 1), text_of(row, "level")].into_iter().chain(cells).collect()
+}
+
+fn outcomes(row: &Value) -> [String; 6] {
+    [
+        text_of(row, "verdict"),
+        share(row, "offered_share_of_capacity"),
+        text_of(row, "unfinished"),
+        text_of(row, "preemptions"),
+        share(row, "prefix_hit_share"),
+        share(row, "memory_max_share"),
+    ]
+}
+
+fn times(row: &Value) -> [String; 4] {
+    let pair = |what: &str, digits: usize| {
+        let times = &row["latency"][what];
+        let one = |key: &str| times[key].as_f64().map(|seconds| format!("{:.digits$}", 1e3 * seconds));
+        one("p50").zip(one("p99")).map_or_else(|| "-".to_owned(), |(median, tail)| format!("{median} / {tail}"))
+    };
+    [
+        pair("time_to_first_token_seconds", 0),
+        pair("inter_token_seconds", 1),
+        pair("end_to_end_seconds", 0),
+        pair("queue_wait_seconds", 0),
+    ]
+}
+
+fn share(row: &Value, key: &str) -> String {
+    row[key].as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
 }

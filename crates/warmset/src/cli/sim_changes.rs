@@ -3,19 +3,20 @@
 use super::{
     sim::on_all_cores,
     sim_arguments::SimArguments,
-    sim_pool::{number, outcomes},
+    sim_pool::{items, number, outcomes, yes_or_no},
 };
 use crate::output::{Output, table, text_of};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use warmset_planner::pool::{
     changes::{Changes, Row},
+    changes_page::page,
     scenario::Plan,
 };
 
 /// Runs a plan and prints what came of it.
 pub(super) fn run(plan: &Plan, arguments: &SimArguments, output: Output) -> Result<()> {
-    arguments.refuse(&["--demand", "--html", "--live"], "this one is about what changes in a pool")?;
+    arguments.refuse(&["--demand", "--live"], "this one is about what changes in a pool")?;
     let changes = Changes::new(plan, arguments.seed);
     let rows = {
         let _spinner = output.spinner(&format!("playing {} requests", changes.requests()));
@@ -30,6 +31,7 @@ pub(super) fn run(plan: &Plan, arguments: &SimArguments, output: Output) -> Resu
         "price_per_machine_hour": plan.pool.price_per_machine_hour,
         "rows": rows,
     });
+    arguments.write_page(|| page(plan, &rows, arguments.seed))?;
     output.result(&document, as_text);
     Ok(())
 }
@@ -42,42 +44,41 @@ fn play(changes: &Changes<'_>) -> Result<Vec<Row>> {
     }
 }
 
-fn items(value: &Value) -> Vec<Value> {
-    value.as_array().cloned().unwrap_or_default()
-}
-
 fn as_text(document: &Value) -> String {
     let rows = items(&document["rows"]);
-    let all = rows.iter().map(|row| {
-        let mut cells = vec![text_of(row, "variant"), number(row, "cost", 2)];
-        cells.extend(figures(row));
-        cells.extend([
+    let all = rows.iter().map(|row| named(row, figures(row)));
+    let done = rows.iter().map(|row| {
+        let fetches = &row["fetches"];
+        let cells = [
+            number(row, "cost", 2),
             text_of(&row["counts"], "loads"),
-            text_of(&row["fetches"], "count"),
-            number(&row["fetches"], "gigabytes", 0),
-            number(&row["fetches"], "seconds_max", 1),
+            text_of(fetches, "count"),
+            number(fetches, "gigabytes", 0),
+            number(fetches, "seconds_max", 1),
             text_of(row, "failovers"),
-        ]);
-        cells
+        ];
+        named(row, cells)
     });
-    let windows = items(&rows[0]["windows"]).into_iter().enumerate().flat_map(|(place, window)| {
-        let line = move |row: &Value| {
-            let mut cells = vec![text_of(&window, "what"), text_of(row, "variant")];
-            cells.extend(figures(&row["windows"][place]));
-            cells
-        };
-        rows.iter().map(line).collect::<Vec<_>>()
+    let windows = items(&rows[0]["windows"]).into_iter().enumerate().map(|(place, window)| {
+        let lines = rows.iter().map(|row| named(row, figures(&row["windows"][place])));
+        format!("\nIn the meantime: {}\n{}", text_of(&window, "what"), table(&FIGURES, lines))
     });
+    let heads = ["POOL", "COST", "LOADS", "FETCHES", "GB", "LONGEST, S", "SENT ELSEWHERE"];
     format!(
-        "{}\n{} requests in {} hours, seed {}\n\n{}\nWhat came in the meantime\n{}{}",
+        "{}\n{} requests in {} hours, seed {}; P50 and P99 are seconds to the first token\n\n{}\n{}{}{}",
         text_of(document, "description"),
         text_of(document, "requests"),
         text_of(document, "hours"),
         text_of(document, "seed"),
-        table(&[&["POOL", "COST"], &FIGURES[..], &["LOADS", "FETCHES", "GB", "LONGEST, S", "ELSEWHERE"]].concat(), all),
-        table(&[&["WHAT", "POOL"], &FIGURES[..]].concat(), windows),
+        table(&FIGURES, all),
+        table(&heads, done),
+        windows.collect::<String>(),
         promotions(&rows[0]["promotions"]),
     )
+}
+
+fn named(row: &Value, cells: impl IntoIterator<Item = String>) -> Vec<String> {
+    std::iter::once(text_of(row, "variant")).chain(cells).collect()
 }
 
 /// New versions of the pool as it is described, if there were any.
@@ -96,13 +97,13 @@ fn promotion(row: &Value) -> Vec<String> {
         text_of(row, "strategy").replace('_', " "),
         number(row, "gap_seconds", 1),
         text_of(row, "waited"),
-        if row["switched"] == true { "yes".to_owned() } else { "no".to_owned() },
+        yes_or_no(&row["switched"]),
     ]
 }
 
-const FIGURES: [&str; 8] = ["REQUESTS", "REFUSED", "BROKEN", "UNFINISHED", "COLD", "WITHIN TARGET", "P50, S", "P99, S"];
+const FIGURES: [&str; 9] = ["POOL", "REQUESTS", "REFUSED", "BROKEN", "UNFINISHED", "COLD", "IN TARGET", "P50", "P99"];
 
-fn figures(row: &Value) -> Vec<String> {
+fn figures(row: &Value) -> impl Iterator<Item = String> {
     let seconds = ["first_token_p50_seconds", "first_token_p99_seconds"].map(|field| number(row, field, 2));
-    outcomes(row).into_iter().chain(seconds).collect()
+    outcomes(row).into_iter().chain(seconds)
 }

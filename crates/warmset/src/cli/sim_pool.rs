@@ -66,114 +66,91 @@ fn play(project: &Project<'_>, live: &[(&'static str, Runs)]) -> Result<Report> 
 }
 
 fn as_text(document: &Value) -> String {
-    let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let arrangements = items(&document["rows"]);
-    let teams = arrangements.iter().flat_map(|row| {
-        let of_team = |team: &Value| line(&text_of(row, "arrangement"), &text_of(team, "team"), team);
-        let all = line(&text_of(row, "arrangement"), "all", row);
-        std::iter::once(all).chain(items(&row["teams"]).iter().map(of_team)).collect::<Vec<_>>()
-    });
-    let heads = [
-        "MACHINES",
-        "TEAM",
-        "REQUESTS",
-        "REFUSED",
-        "BROKEN",
-        "UNFINISHED",
-        "COLD",
-        "WITHIN TARGET",
-        "WARM P50/P99, S",
-        "COLD P50/P99, S",
-        "QUEUE P99, S",
-        "COST",
-        "PER M TOKENS",
-    ];
+    let by_team = |cells: &dyn Fn(&Value) -> Vec<String>| -> Vec<Vec<String>> {
+        let lines = arrangements.iter().flat_map(|row| {
+            let all = std::iter::once(("all".to_owned(), row.clone()));
+            let teams = items(&row["teams"]).into_iter().map(|team| (text_of(&team, "team"), team));
+            all.chain(teams)
+                .map(|(name, found)| [text_of(row, "arrangement"), name].into_iter().chain(cells(&found)).collect())
+        });
+        lines.collect()
+    };
     let away = arrangements.iter().flat_map(|row| {
         items(&row["away"]).iter().map(|away| away_line(&text_of(row, "arrangement"), away)).collect::<Vec<_>>()
     });
     let fleets = items(&document["fleets"]);
-    let sizes = fleets.iter().map(|fleet| {
-        let by_team = items(&fleet["machines_by_team"]).iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
-        vec![
-            text_of(fleet, "arrangement"),
-            text_of(fleet, "machines"),
-            by_team,
-            number(fleet, "cost", 2),
-            percent(fleet, "within_target_share"),
-            number(fleet, "first_token_p99_seconds", 2),
-            if fleet["met"] == true { "yes".to_owned() } else { "no".to_owned() },
-        ]
-    });
     format!(
-        "{}\n{} requests in {} hours, seed {}\n\n{}\n{}While a machine was away\n{}\nFleets of other sizes\n{}",
+        "{}\n{} requests in {} hours, seed {}\n\n{}\nSeconds to the first token, and cost\n{}\n{}While a machine was away\n{}\n\
+         Fleets of other sizes\n{}",
         text_of(document, "description"),
         text_of(document, "requests"),
         text_of(document, "hours"),
         text_of(document, "seed"),
-        table(&heads, teams),
+        table(&OUTCOMES, by_team(&|row| outcomes(row).into())),
+        table(&TIMES, by_team(&|row| times_and_cost(row).into())),
         compared(&items(&document["compared"])),
-        table(
-            &[
-                "MACHINES",
-                "LOST",
-                "REQUESTS",
-                "REFUSED",
-                "BROKEN",
-                "WITHIN TARGET",
-                "WORST TEAM",
-                "ITS SHARE",
-                "P99, S",
-                "KEPT"
-            ],
-            away
-        ),
-        table(&["MACHINES", "HOW MANY", "BY TEAM", "COST", "WITHIN TARGET", "P99, S", "AS PROMISED"], sizes),
+        table(&AWAY, away),
+        table(&SIZES, fleets.iter().map(size_line)),
     )
+}
+
+/// Heads of the tables, which fit into a hundred columns.
+const OUTCOMES: [&str; 8] = ["MACHINES", "TEAM", "REQUESTS", "REFUSED", "BROKEN", "UNFINISHED", "COLD", "IN TARGET"];
+const TIMES: [&str; 7] = ["MACHINES", "TEAM", "WARM P50/P99", "COLD P50/P99", "QUEUE P99", "COST", "PER M TOKENS"];
+const AWAY: [&str; 9] =
+    ["MACHINES", "LOST", "REQUESTS", "REFUSED", "BROKEN", "IN TARGET", "WORST TEAM", "P99, S", "KEPT"];
+const SIZES: [&str; 7] = ["MACHINES", "HOW MANY", "BY TEAM", "COST", "IN TARGET", "P99, S", "AS PROMISED"];
+
+pub(super) fn items(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_default()
+}
+
+fn size_line(fleet: &Value) -> Vec<String> {
+    let by_team = items(&fleet["machines_by_team"]).iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+    vec![
+        text_of(fleet, "arrangement"),
+        text_of(fleet, "machines"),
+        by_team,
+        number(fleet, "cost", 2),
+        percent(fleet, "within_target_share"),
+        number(fleet, "first_token_p99_seconds", 2),
+        yes_or_no(&fleet["met"]),
+    ]
 }
 
 /// What was played live beside what was simulated, if anything was.
 fn compared(rows: &[Value]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
     let both = |row: &Value, key: &str, digits: usize| {
         let figure = |which: &str| number(&row[key], which, digits);
         format!("{} / {} ({})", figure("simulated"), figure("live"), number(&row[key], "ratio", 2))
     };
-    let lines = rows.iter().map(|row| {
-        vec![
-            text_of(row, "arrangement"),
-            text_of(row, "team"),
-            both(row, "loads", 0),
-            both(row, "evictions", 0),
-            both(row, "within_target_share", 3),
-            both(row, "first_token_p50_seconds", 3),
-            both(row, "first_token_p99_seconds", 2),
-            both(row, "answer_p50_seconds", 2),
-            both(row, "answer_p99_seconds", 2),
-        ]
-    });
-    let heads = [
-        "MACHINES",
-        "TEAM",
-        "LOADS",
-        "EVICTIONS",
-        "WITHIN TARGET",
-        "FIRST TOKEN P50, S",
-        "P99",
-        "ANSWER P50, S",
-        "P99",
-    ];
-    if rows.is_empty() { String::new() } else { format!("Simulated / live (ratio)\n{}\n", table(&heads, lines)) }
+    let part = |columns: &[(&str, &str, usize)]| {
+        let heads: Vec<&str> = ["MACHINES", "TEAM"].into_iter().chain(columns.iter().map(|column| column.0)).collect();
+        let lines = rows.iter().map(|row| {
+            let figures = columns.iter().map(|(_, key, digits)| both(row, key, *digits));
+            ["arrangement", "team"].map(|key| text_of(row, key)).into_iter().chain(figures).collect()
+        });
+        table(&heads, lines)
+    };
+    let counts = [("LOADS", "loads", 0), ("EVICTIONS", "evictions", 0), ("IN TARGET", "within_target_share", 3)];
+    let first =
+        [("FIRST TOKEN P50, S", "first_token_p50_seconds", 3), ("FIRST TOKEN P99, S", "first_token_p99_seconds", 2)];
+    let answer = [("ANSWER P50, S", "answer_p50_seconds", 2), ("ANSWER P99, S", "answer_p99_seconds", 2)];
+    format!("Simulated / live (ratio)\n{}\n{}\n{}\n", part(&counts), part(&first), part(&answer))
 }
 
-fn line(arrangement: &str, team: &str, row: &Value) -> Vec<String> {
-    let whose = [arrangement.to_owned(), team.to_owned()];
-    let seconds_and_cost = [
+fn times_and_cost(row: &Value) -> [String; 5] {
+    [
         format!("{} / {}", number(row, "warm_p50_seconds", 2), number(row, "warm_p99_seconds", 2)),
         format!("{} / {}", number(row, "cold_p50_seconds", 1), number(row, "cold_p99_seconds", 1)),
         number(row, "queue_p99_seconds", 2),
         number(row, "cost", 2),
         number(row, "cost_per_million_output_tokens", 2),
-    ];
-    whose.into_iter().chain(outcomes(row)).chain(seconds_and_cost).collect()
+    ]
 }
 
 /// What became of requests: how many came and were refused, broke off or did not end, were cold, were within their target.
@@ -196,11 +173,14 @@ fn away_line(arrangement: &str, away: &Value) -> Vec<String> {
         text_of(away, "refused"),
         text_of(away, "broken"),
         percent(away, "within_target_share"),
-        text_of(away, "worst_team"),
-        percent(away, "worst_team_within_target_share"),
+        format!("{} {}", text_of(away, "worst_team"), percent(away, "worst_team_within_target_share")),
         number(away, "first_token_p99_seconds", 2),
-        if away["kept"] == true { "yes".to_owned() } else { "no".to_owned() },
+        yes_or_no(&away["kept"]),
     ]
+}
+
+pub(super) fn yes_or_no(value: &Value) -> String {
+    if *value == true { "yes" } else { "no" }.to_owned()
 }
 
 pub(super) fn number(row: &Value, key: &str, digits: usize) -> String {

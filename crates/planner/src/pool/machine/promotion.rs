@@ -28,6 +28,17 @@ pub enum Strategy {
     None,
 }
 
+impl Strategy {
+    /// For people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::SideBySide => "side by side",
+            Self::DrainThenLoad => "drain then load",
+            Self::None => "none",
+        }
+    }
+}
+
 /// What came of a promotion.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Promoted {
