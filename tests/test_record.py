@@ -403,7 +403,9 @@ def test_more_memory_loads_less_and_none_is_refused(hours):
     everything = replayed(path, "--memory", "16GiB")
     assert everything["what_if"]["evictions"] == 0 and everything["what_if"]["loads"] <= 12
     less = replayed(path, "--memory", "3GiB")["what_if"]
-    assert less["loads"] > everything["simulated"]["loads"] and less["warm"] + less["cold"] + less["rejected"] == requests
+    # Where loads take long beside them, callers wait for the same one: then there are fewer, and still fewer callers are served at once.
+    assert less["warm"] < everything["simulated"]["warm"], (less, everything)
+    assert less["warm"] + less["cold"] + less["rejected"] == requests
     assert "WHAT IF" in warmset.run_command(["replay", str(path), "--policy", "no-preload"]).stdout
     assert "leaves nothing" in refused(path, "--memory", "1MiB")
     assert "no-forecast" in refused(path, "--policy", "lru")
