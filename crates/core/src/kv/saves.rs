@@ -70,7 +70,7 @@ impl Tier {
     }
 
     /// Lets an engine put a state out, if there is room for it.
-    fn begin_save(&mut self, save: SaveId, offer: Offer, actions: &mut Vec<Action>) {
+    fn begin_save(&mut self, save: SaveId, mut offer: Offer, actions: &mut Vec<Action>) {
         // Nobody leaves in vain.
         let may_fit = self.host.state_bytes.saturating_add(offer.state_bytes) <= self.host.limit_bytes;
         if may_fit && self.make_room(offer.state_bytes, actions) {
@@ -78,6 +78,8 @@ impl Tier {
             self.saves.active.insert(save, offer);
             actions.push(Action::SaveGo { save });
         } else {
+            // It was computed all the same, and is worth what its blocks are: models may be worth less than that.
+            self.places_for(self.now, &mut offer, false, actions);
             self.saves.skipped += 1;
             actions.push(Action::SaveSkip { save });
         }
@@ -116,7 +118,7 @@ impl Tier {
             return;
         }
         let Some(mut offer) = self.saves.active.remove(&save) else { return };
-        let blocks = self.places_for(now, &mut offer, actions);
+        let blocks = self.places_for(now, &mut offer, true, actions);
         let identity = self.known[usize::from(offer.model)].identity;
         actions.push(Action::Gather { save, identity, blocks });
         let is_over = offer.gathering.is_empty();
@@ -129,16 +131,22 @@ impl Tier {
         }
     }
 
-    /// Slots for the blocks of an offer that are nowhere yet: (place among its keys, slot). Blocks that get none were used
-    /// all the same.
-    fn places_for(&mut self, now: Instant, offer: &mut Offer, actions: &mut Vec<Action>) -> Vec<(u32, u32)> {
+    /// Slots, if there is room for any, for the blocks of an offer that are nowhere yet: (place among its keys, slot). Blocks
+    /// that get none were used all the same.
+    fn places_for(
+        &mut self,
+        now: Instant,
+        offer: &mut Offer,
+        mut has_room: bool,
+        actions: &mut Vec<Action>,
+    ) -> Vec<(u32, u32)> {
         let known = &self.known[usize::from(offer.model)];
         let bytes = known.payload_bytes;
         let mut parent = match &offer.parent {
             None => NONE,
             Some(key) => self.index.intern(BlockKeyShort::from(key), offer.root, offer.first_block.saturating_sub(1)),
         };
-        let (mut places, mut has_room) = (Vec::new(), true);
+        let mut places = Vec::new();
         for (place, key) in offer.keys.iter().enumerate() {
             let is_new = self.is_new(key);
             let depth = offer.first_block + place as u32;
@@ -161,6 +169,7 @@ impl Tier {
             let slot = has_room.then(|| self.slot_for_chain(offer.model, worth, number, actions)).flatten();
             let Some(slot) = slot else {
                 has_room = false;
+                self.note_pressure(worth);
                 self.index.set_work(number, Work::Nothing);
                 self.touch(now, number);
                 self.index.collect(number);

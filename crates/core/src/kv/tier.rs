@@ -302,7 +302,7 @@ impl Tier {
     }
 
     /// Something of this worth has no place in host memory, of which models take a part.
-    fn note_pressure(&mut self, worth: f64) {
+    pub(super) fn note_pressure(&mut self, worth: f64) {
         if self.host.bytes_max < self.settings.host_bytes_max {
             self.pressed = self.pressed.max(worth);
         }
