@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batching;
+pub mod boundary;
 pub mod cache;
 pub mod calculate;
 pub mod demand;

@@ -1,4 +1,11 @@
-//! One worker on a virtual clock: the real machine, and engines that take the time a cost model says.
+//! One worker on a virtual clock: the real machine, and engines that take the time a cost model says. It may have a KV tier
+//! beside it, and then what a request takes follows from its prompt and from what of it is found.
+
+mod kv;
+mod tie;
+
+pub use kv::{KvCosts, Prompt, PromptCost, PromptOutcome, block};
+pub use tie::Held;
 
 use crate::{
     demand::Demand,
@@ -8,7 +15,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, time::Duration};
 use warmset_core::{
-    Bytes, Digest, Footprint, Instant, Machine, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
+    Bytes, Digest, Footprint, Instant, MemoryVector, ModelName, PoolName, Priority, RequestId, TenantId,
     forecast::{Parts, WallTime},
     recording::{Recorded, Tape},
     targets::Targets,
@@ -60,11 +67,20 @@ pub struct Ask {
     pub run: Option<Duration>,
 }
 
+/// Something that happens.
+enum Happening {
+    Worker(Event),
+    Kv(kv::Step),
+}
+
 /// One run.
 pub struct Node {
     worker: Recorded<Worker>,
     now: Instant,
-    queue: EventQueue<Event>,
+    queue: EventQueue<Happening>,
+    kv: Option<kv::Kv>,
+    /// Prompts of requests that have not begun.
+    prompts: BTreeMap<RequestId, Prompt>,
     engines: BTreeMap<Digest, EngineCost>,
     arrived: BTreeMap<RequestId, Instant>,
     runs: BTreeMap<RequestId, Duration>,
@@ -212,6 +228,8 @@ impl Node {
             worker: Recorded::new(Worker::new(settings, Instant::ZERO)),
             now: Instant::ZERO,
             queue: EventQueue::default(),
+            kv: None,
+            prompts: BTreeMap::new(),
             engines,
             arrived: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -259,13 +277,12 @@ impl Node {
         if let Some(run) = run {
             self.runs.insert(request, run);
         }
-        let event = Event::Assigned { request, digest, tenant: TenantId::anonymous(), class };
-        self.queue.push(at, Rank::Arrival, event);
+        self.schedule(at, Event::Assigned { request, digest, tenant: TenantId::anonymous(), class });
     }
 
     /// Lets something else happen at its time.
     pub fn schedule(&mut self, at: Instant, event: Event) {
-        self.queue.push(at, Rank::Arrival, event);
+        self.queue.push(at, Rank::Arrival, Happening::Worker(event));
     }
 
     /// Lets a whole demand arrive and everything that follows from it happen. The invariants of the machine are checked
@@ -296,8 +313,9 @@ impl Node {
         self.queue.next().map(|(at, _)| at).into_iter().chain(shared).min()
     }
 
-    fn step(&mut self, end: Instant) -> bool {
-        let timer = self.worker.machine().next_timer().map(|at| (at, Rank::Timer));
+    /// Lets the next thing happen, a timer if it is due by `end`. False if there was none.
+    pub fn step(&mut self, end: Instant) -> bool {
+        let timer = self.next_timer().map(|at| (at, Rank::Timer));
         let queued = self.queue.next();
         let first = [queued, timer].into_iter().flatten().min();
         if let Some((at, job)) = self.sharing.as_ref().and_then(Sharing::next)
@@ -311,15 +329,18 @@ impl Node {
         }
         match (queued, timer) {
             (Some(queued), timer) if timer.is_none_or(|timer| queued <= timer) => {
-                if let Some((at, event)) = self.queue.pop() {
+                if let Some((at, happening)) = self.queue.pop() {
                     self.now = at;
-                    self.feed(event);
+                    match happening {
+                        Happening::Worker(event) => self.feed(event),
+                        Happening::Kv(step) => self.kv_step(step),
+                    }
                 }
                 true
             }
             (_, Some((at, _))) if at <= end => {
                 self.now = at;
-                self.feed(Event::Timer);
+                self.turn_timers();
                 true
             }
             _ => false,
@@ -327,6 +348,7 @@ impl Node {
     }
 
     fn feed(&mut self, event: Event) {
+        self.kv_hears(&event);
         match &event {
             Event::Cancelled { request, .. } => {
                 self.arrived.remove(request);
@@ -345,6 +367,7 @@ impl Node {
         for action in actions {
             self.perform(action);
         }
+        self.limit_kv();
     }
 
     /// Lets something compute that takes so long alone, and tells of it at its end.
@@ -370,7 +393,7 @@ impl Node {
 
     fn later(&mut self, delay: Duration, event: Event) {
         let delay = if self.warming { Duration::ZERO } else { delay };
-        self.queue.push(self.now + delay, Rank::Completion, event);
+        self.queue.push(self.now + delay, Rank::Completion, Happening::Worker(event));
     }
 
     fn perform(&mut self, action: Action) {
@@ -423,6 +446,9 @@ impl Node {
         if self.keeps_waits {
             self.outcome.waits.push((start, waited));
         }
-        self.compute(Job::Request(request), digest, run, Event::Finished { request });
+        match (&mut self.kv, self.prompts.remove(&request)) {
+            (Some(kv), Some(prompt)) => kv.begin(self.now, request, digest, prompt),
+            _ => self.compute(Job::Request(request), digest, run, Event::Finished { request }),
+        }
     }
 }

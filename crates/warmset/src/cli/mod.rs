@@ -18,6 +18,7 @@ mod run;
 mod sim;
 mod sim_arguments;
 mod sim_batching;
+mod sim_boundary;
 mod sim_cache;
 mod sim_changes;
 mod sim_loader;

@@ -1,6 +1,6 @@
 //! `warmset sim`: what would happen, policies side by side. Nothing in its JSON depends on how fast this machine is.
 
-use super::{sim_arguments::SimArguments, sim_batching, sim_cache, sim_loader, sim_pool, sim_routing};
+use super::{sim_arguments::SimArguments, sim_batching, sim_boundary, sim_cache, sim_loader, sim_pool, sim_routing};
 use crate::output::{Output, table, text_of};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ use std::{
 use warmset_core::Instant;
 use warmset_planner::{
     batching::plan as batching_plan,
+    boundary,
     cache::plan as cache_plan,
     demand::Demand,
     loader,
@@ -48,6 +49,9 @@ pub(crate) fn run(arguments: &SimArguments, output: Output) -> Result<()> {
     }
     if loader::Plan::is_described_by(&description) {
         return sim_loader::run(&description, arguments, output);
+    }
+    if boundary::Plan::is_described_by(&description) {
+        return sim_boundary::run(&description, arguments, output);
     }
     arguments.refuse(&["--capacity-tokens", "--html", "--live"], "this one is about models")?;
     let policies = policies(&arguments.compare)?;
@@ -122,7 +126,8 @@ fn policies(wanted: &[String]) -> Result<Vec<&'static str>> {
 
 /// The text of a scenario that is shipped, or of a file.
 fn described(name: &str) -> Result<String> {
-    let others = [plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED, loader::plan::SHIPPED];
+    let others =
+        [plan::SHIPPED, cache_plan::SHIPPED, batching_plan::SHIPPED, loader::plan::SHIPPED, boundary::plan::SHIPPED];
     let pools = [pool_scenario::SHIPPED, pool_scenario::SHIPPED_CHANGES];
     let mut shipped = SHIPPED.into_iter().chain(others).chain(pools);
     if let Some((_, text)) = shipped.clone().find(|(known, _)| *known == name) {

@@ -14,7 +14,7 @@ use warmset_planner::html::PlotError;
 #[derive(Debug, Args)]
 pub(crate) struct SimArguments {
     /// A scenario that is shipped (rare-models, office-hours, shared-prompts, kv-cache, batching,
-    /// capacity, changes, two-hundred-models), or a file that describes one
+    /// capacity, changes, two-hundred-models, models-and-conversations), or a file that describes one
     #[arg(value_name = "SCENARIO")]
     pub(crate) scenario: String,
     /// Recorded requests in the place of synthetic ones: a table of the Azure Functions trace, for kv-cache lines of Mooncake's or
