@@ -306,11 +306,36 @@ fn a_prompt_of_tokens_at_every_border_is_right() {
         let first = world.run(job.clone());
         let second = world.run(job.clone());
         assert_eq!((first.text(), second.text()), (expected.as_str(), expected.as_str()), "{tokens}");
-        let held = if tokens.is_multiple_of(64) { tokens - 64 } else { tokens - 1 };
+        let whole = tokens / 64 * 64;
+        let held = if whole == tokens { tokens - 64 } else { whole.max(tokens.saturating_sub(2)) };
         assert_eq!(cached(&second), held, "{tokens}");
         let mut again = world.restart(1);
         let third = again.run(job);
         assert_eq!((third.text(), cached(&third)), (expected.as_str(), (tokens - 1) / 64 * 64), "{tokens}");
+    }
+}
+
+#[test]
+fn the_beginning_of_a_longer_prompt_says_what_it_says_by_itself() {
+    let own = Some(domain("one"));
+    let tale = "Once upon a time a miller lived with his three sons near a river in the north. The eldest was strong, the \
+                second was clever, and the youngest was kind to everyone who came to the mill. One winter the river froze, \
+                and no grain could be ground. ";
+    let short = format!("{tale}{tale}The eldest");
+    let long = format!(
+        "{short} {tale}So the father called his sons and said: whoever makes the wheel turn again shall have \
+                        the mill. The eldest took an axe and went down to the ice. Then the youngest "
+    );
+    let longer = format!("{long}{tale}{tale}{tale}{tale}{tale}");
+    let prompts = [short, long, longer];
+    let wanted: Vec<String> =
+        prompts.iter().map(|prompt| undisturbed(&job(prompt, 24, own)).text().to_owned()).collect();
+    for sequences in [1, 2] {
+        let mut harness = Harness::new(2048, sequences);
+        for which in [1, 1, 0, 0, 2, 1, 0, 2, 2, 0, 1, 1] {
+            let answer = harness.run(job(&prompts[which], 24, own));
+            assert_eq!(answer.text(), wanted[which], "prompt {which}, {} tokens of it were there", cached(&answer));
+        }
     }
 }
 

@@ -192,6 +192,12 @@ impl Tier {
         Some(number)
     }
 
+    /// Slots of a model's arena in which something lies, or that something still writes into.
+    pub fn host_slots(&self, identity: &KvIdentity) -> u32 {
+        let arena = self.number_of(identity).and_then(|number| self.host.arenas.get(&number));
+        arena.map_or(0, super::host::Arena::used)
+    }
+
     pub(super) fn number_of(&self, identity: &KvIdentity) -> Option<u16> {
         self.known_by_identity.get(identity).copied()
     }

@@ -7,6 +7,8 @@ use warmset_core::kv::{BLOCK_TOKENS, TrustDomain};
 pub(crate) struct Held<T> {
     /// Tokens whose KV is there, from the first on.
     pub(crate) tokens: Vec<T>,
+    /// So many of them were computed in whole blocks, those behind them in smaller pieces.
+    pub(crate) whole: usize,
     /// Who may use it.
     pub(crate) domain: Option<TrustDomain>,
     /// Grows with each use of any sequence.
@@ -15,7 +17,7 @@ pub(crate) struct Held<T> {
 
 impl<T> Default for Held<T> {
     fn default() -> Self {
-        Self { tokens: Vec::new(), domain: None, last_use: 0 }
+        Self { tokens: Vec::new(), whole: 0, domain: None, last_use: 0 }
     }
 }
 
@@ -29,6 +31,8 @@ pub(crate) struct View<'a, T> {
     pub(crate) domain: Option<&'a TrustDomain>,
     /// Tokens whose KV is there, in two parts.
     pub(crate) tokens: [&'a [T]; 2],
+    /// So many of them were computed in whole blocks, or are about to be.
+    pub(crate) whole: usize,
     pub(crate) last_use: u64,
 }
 
@@ -39,7 +43,8 @@ impl<T: PartialEq> View<'_, T> {
 
     /// Tokens that it has in common with a prompt whose last token is to be computed. Whole blocks of them, as long as
     /// another whole one is to be computed: only at their borders does that come out as if all had been. What is left over
-    /// in the end is computed in pieces below a block anyhow.
+    /// in the end is computed in pieces below a block anyhow: of that, what was computed in such pieces is in common too, but
+    /// for the last two tokens, since a single one takes yet another way.
     pub(crate) fn common(&self, domain: Option<&TrustDomain>, prompt: &[T]) -> usize {
         if domain.is_none() || self.domain != domain {
             return 0;
@@ -47,9 +52,17 @@ impl<T: PartialEq> View<'_, T> {
         let all_but_last = &prompt[..prompt.len().saturating_sub(1)];
         let held = self.tokens[0].iter().chain(self.tokens[1]);
         let alike = all_but_last.iter().zip(held).take_while(|(one, other)| one == other).count();
-        let whole = alike / BLOCK_TOKENS as usize * BLOCK_TOKENS as usize;
-        if prompt.len() - whole < BLOCK_TOKENS as usize { alike } else { whole }
+        let whole = whole_blocks(prompt.len());
+        if alike < whole || self.whole > whole {
+            return whole_blocks(alike);
+        }
+        alike.min(whole.max(prompt.len().saturating_sub(2)))
     }
+}
+
+/// Tokens of the whole blocks of so many.
+pub(crate) fn whole_blocks(tokens: usize) -> usize {
+    tokens / BLOCK_TOKENS as usize * BLOCK_TOKENS as usize
 }
 
 /// How a prompt begins.
@@ -105,7 +118,7 @@ mod tests {
     }
 
     fn idle<'a>(domain: &'a TrustDomain, tokens: &'a [u32], last_use: u64) -> View<'a, u32> {
-        View { idle: true, saving: 0, domain: Some(domain), tokens: [tokens, &[]], last_use }
+        View { idle: true, saving: 0, domain: Some(domain), tokens: [tokens, &[]], whole: 0, last_use }
     }
 
     #[test]
@@ -119,9 +132,16 @@ mod tests {
         assert_eq!(longest(&views, Some(&domain), &first[..128]), 64);
         assert_eq!(longest(&views, Some(&domain), &first[..129]), 128);
         // What does not make a block is not computed again, unless it comes to make one.
-        assert_eq!(longest(&views, Some(&domain), &first[..190]), 189);
+        assert_eq!(longest(&views, Some(&domain), &first[..190]), 188);
+        assert_eq!(longest(&views, Some(&domain), &first[..193]), 192);
         assert_eq!(longest(&views, Some(&domain), &run(0, 230)), 200);
         assert_eq!(longest(&views, Some(&domain), &run(0, 256)), 192);
+        // What a longer prompt has computed in a whole block comes out otherwise than in the end of a shorter one.
+        let views = [View { whole: 192, ..idle(&domain, &first, 5) }];
+        assert_eq!(longest(&views, Some(&domain), &first[..190]), 128);
+        assert_eq!(longest(&views, Some(&domain), &first[..192]), 128);
+        assert_eq!(longest(&views, Some(&domain), &first[..198]), 196);
+        assert_eq!(longest(&views, Some(&domain), &run(0, 230)), 200);
     }
 
     #[test]
@@ -186,6 +206,7 @@ mod tests {
             let views: Vec<View<'_, u32>> = (0u64..).zip(&holders).map(|(index, (domain, held, busy))| View {
                 idle: !busy, saving: saving[index as usize].min(*held as usize), domain: Some(&domains[usize::from(*domain)]),
                 tokens: [&all[..*held as usize / 2], &all[*held as usize / 2..*held as usize]], last_use: index,
+                whole: whole_blocks(*held as usize) * usize::from(index % 2 == 0),
             }).collect();
             let domain = asker.map(|asker| domains[usize::from(asker)]);
             let prompt = &all[..length as usize];
@@ -203,6 +224,8 @@ mod tests {
                 }
                 prop_assert!(start.tokens < prompt.len());
                 prop_assert!(start.tokens.is_multiple_of(64) || prompt.len() - start.tokens / 64 * 64 < 64);
+                prop_assert!(start.tokens.is_multiple_of(64) || views[source].whole <= start.tokens);
+                prop_assert!(start.tokens.is_multiple_of(64) || prompt.len() - start.tokens >= 2);
                 prop_assert!(start.tokens <= holders[source].1 as usize);
             }
         }

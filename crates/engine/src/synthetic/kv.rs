@@ -86,6 +86,8 @@ impl Kv {
                 saving: 0,
                 domain: held.domain.as_ref(),
                 tokens: [held.tokens.as_slice(), &[]],
+                // It rounds nothing.
+                whole: 0,
                 last_use: held.last_use,
             })
             .collect()
@@ -159,7 +161,7 @@ impl Kv {
             let wanted = tier.offer((request, domain), (number, Instant::now()), &tokens, first_block);
             wanted.into_iter().for_each(|wanted| report(FromEngine::SaveWanted(wanted)));
         }
-        self.held.push((number, Held { tokens, domain: Some(domain), last_use: self.uses }));
+        self.held.push((number, Held { tokens, whole: 0, domain: Some(domain), last_use: self.uses }));
         if self.held.len() > self.parallel {
             let (lost, _) = self.held.remove(0);
             if let Some(tier) = &mut self.tier {

@@ -138,7 +138,8 @@ async fn what_one_process_saved_another_one_restores() {
     );
     assert_eq!(usage(&said).cached_tokens, 192);
     // The next time it lies there, with what is behind the last whole block; the last token is always computed.
-    assert_eq!(usage(&run(&mut other, Vec::new()).await).cached_tokens, 199);
+    // All but its last two.
+    assert_eq!(usage(&run(&mut other, Vec::new()).await).cached_tokens, 198);
 
     // A block whose payload is damaged: what the worker's checksum is for.
     let at = memory.open.slot_bytes + HEADER_BYTES as u64 + 5;

@@ -26,6 +26,9 @@ struct Measured {
     decode_tokens_per_second: Option<f64>,
 }
 
+/// No model takes longer for a load or a token.
+const SECONDS_MAX: f64 = 1e6;
+
 /// Why profiles cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
@@ -33,7 +36,9 @@ pub enum ProfileError {
     #[error("it is not what `warmset model profile NAME --json` prints, once or several times: {0}")]
     Json(#[from] serde_json::Error),
     /// A figure that no model has.
-    #[error("the profile of {0} has a time or a rate that is not above 0: measure it again")]
+    #[error(
+        "the profile of {0} has a time or a rate that is not above 0, or more than a million seconds: measure it again"
+    )]
     Figure(Digest),
 }
 
@@ -55,7 +60,7 @@ impl Profile {
         let load_seconds = median(loads).unwrap_or_default();
         let prompt = seconds_of_tokens(|one| one.prefill_tokens_per_second);
         let token_seconds = prompt.zip(seconds_of_tokens(|one| one.decode_tokens_per_second));
-        let positive = |seconds: f64| seconds.is_finite() && seconds > 0.0;
+        let positive = |seconds: f64| seconds > 0.0 && seconds <= SECONDS_MAX;
         let tokens_too = token_seconds.is_none_or(|(prompt, output)| positive(prompt) && positive(output));
         if positive(load_seconds) && tokens_too {
             Ok(Self { load_seconds, token_seconds })

@@ -2,7 +2,7 @@
 
 use super::{Entry, FORMAT_VERSION, Header, Line};
 use serde::Serialize;
-use std::fmt::Debug;
+use std::{fmt::Debug, time::Duration};
 use warmset_core::{
     Instant, Machine,
     gateway::Gateway,
@@ -12,6 +12,9 @@ use warmset_core::{
 
 /// Every so many steps a machine's invariants are checked.
 const CHECK_INTERVAL: u64 = 1_000;
+
+/// No server was without any event for so long: what a machine does about a longer time may have no end.
+const PAUSE_MAX: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// Why a recording does not replay.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +132,10 @@ where
     }
 
     fn step(&mut self, line: u64, step: StepOf<M>) -> Result<(), ReplayError> {
+        if step.now.since(self.now) > PAUSE_MAX {
+            let reason = "more than a year lies between it and what came before";
+            return Err(ReplayError::Order { line, reason });
+        }
         let mut actions = Vec::new();
         self.machine.handle(step.now, step.event.clone(), &mut actions);
         self.events += 1;

@@ -285,7 +285,7 @@ impl RunLoop {
 
     /// An engine is gone: what it was asked, and what it was about to put out, is over.
     fn close(&mut self, life: Life) {
-        self.engines.remove(&life);
+        let engine = self.engines.remove(&life);
         let over: Vec<RequestId> =
             self.requests.iter().filter(|(_, other)| **other == life).map(|(request, _)| *request).collect();
         for request in over {
@@ -298,6 +298,16 @@ impl RunLoop {
             self.saves.remove(save);
         }
         self.happen(Event::SavesLost { saves });
+        if let Some(engine) = engine {
+            self.drop_arena_if_unused(engine.identity);
+        }
+    }
+
+    /// An arena in which nothing lies, and which no engine has, goes: else each version of each model would leave one.
+    fn drop_arena_if_unused(&mut self, identity: KvIdentity) {
+        if self.tier.host_slots(&identity) == 0 && self.engines.values().all(|engine| engine.identity != identity) {
+            self.arenas.remove(&identity);
+        }
     }
 
     fn save_wanted(&mut self, life: Life, wanted: SaveWanted) {
@@ -378,6 +388,7 @@ impl RunLoop {
                 {
                     tracing::warn!(%error, "a slot keeps its memory");
                 }
+                self.drop_arena_if_unused(identity);
             }
             Action::Read { block, identity, domain, key, place, slot } => {
                 if let (Some(disk), Some(arena)) = (&self.disk, self.arenas.get(&identity)) {

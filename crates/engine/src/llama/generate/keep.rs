@@ -11,7 +11,7 @@ use super::{
 use crate::{
     kv::{
         KvMemory, Write,
-        reuse::{Held, View, choose, longest},
+        reuse::{Held, View, choose, longest, whole_blocks},
         tier::{EARLY_SAVE_TOKENS, GrantedBlocks, Tier, unused},
         truncate,
     },
@@ -80,13 +80,13 @@ impl Generations {
         let saving = self.tier.as_ref().map_or(0, |tier| tier.saves.protected(sequence, Instant::now()));
         let Some(running) = &self.slots[sequence] else {
             let (domain, tokens) = (held.domain.as_ref(), [held.tokens.as_slice(), &[]]);
-            return View { idle: true, saving, domain, tokens, last_use: held.last_use };
+            return View { idle: true, saving, domain, tokens, whole: held.whole, last_use: held.last_use };
         };
-        let (domain, tokens) = match self.all.get(&running.request) {
-            Some(generation) => (generation.job.kv_domain.as_ref(), running.computed(&generation.prompt)),
-            None => (None, [&[][..]; 2]),
+        let (domain, tokens, prompt) = match self.all.get(&running.request) {
+            Some(one) => (one.job.kv_domain.as_ref(), running.computed(&one.prompt), one.prompt.len()),
+            None => (None, [&[][..]; 2], 0),
         };
-        View { idle: false, saving, domain, tokens, last_use: self.uses }
+        View { idle: false, saving, domain, tokens, whole: whole_blocks(prompt), last_use: self.uses }
     }
 
     /// Makes a sequence forget all but its first tokens. False if it cannot, and has forgotten everything.
@@ -159,7 +159,8 @@ impl Generations {
         };
         self.offer(sequence, generation, &tokens, first_block, report);
         self.uses += 1;
-        self.held[sequence] = Held { tokens, domain, last_use: self.uses };
+        let whole = whole_blocks(generation.prompt.len());
+        self.held[sequence] = Held { tokens, whole, domain, last_use: self.uses };
     }
 
     /// Offers a long prompt as soon as it is computed: its answer may take long.
