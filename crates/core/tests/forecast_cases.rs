@@ -110,6 +110,21 @@ fn what_is_due_takes_memory_from_what_is_worth_less() {
 }
 
 #[test]
+fn what_is_due_takes_nothing_from_cached_kv_that_is_worth_more() {
+    for (kv_worth, is_loaded) in [(f64::MIN_POSITIVE, true), (1e9, false)] {
+        let mut world = nearly_due(20);
+        for _ in 0..26 {
+            world.feed(Event::KvPressed { worth: kv_worth });
+            world.run_for(MINUTE);
+        }
+        assert_eq!(world.is_ready(1), is_loaded, "{kv_worth}");
+        // KV that has not been pressed for a while wants nothing more.
+        world.run_for(3 * MINUTE);
+        assert!(world.is_ready(1));
+    }
+}
+
+#[test]
 fn what_is_due_takes_nothing_from_what_is_worth_more_or_in_use_or_pinned() {
     let mut hot = nearly_due(80);
     for _ in 0..300 {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     forecast::{Moment, Slot, WallTime},
-    ids::Digest,
+    ids::{Digest, PoolName},
     residency::{Problem, Standing, place, worth},
     time::Instant,
 };
@@ -24,6 +24,8 @@ const PRELOAD_MARGIN: f64 = 2.0;
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Due models that are tried in one look, the most valuable first.
 const TRIED_MAX: usize = 4;
+/// For so long nothing is loaded ahead in place of cached KV that is worth more.
+const KV_PRESSED_FOR: Duration = Duration::from_secs(120);
 /// How many times its load takes a model is looked at before it is due.
 const LEAD_PER_REWARM: f64 = 2.0;
 
@@ -43,6 +45,9 @@ pub(super) struct Agenda {
     wall: Option<(Instant, WallTime)>,
     /// The quarter of an hour of the last event.
     slot: Option<Slot>,
+    /// What cached KV was worth that left host memory for want of room, and when that was told last.
+    #[serde(default)]
+    kv_pressed: Option<(Instant, f64)>,
 }
 
 impl Agenda {
@@ -167,6 +172,17 @@ impl Worker {
         self.agenda.weighed_at = now;
     }
 
+    /// Memory that models leave is not free as long as cached KV wants it.
+    pub(super) fn note_kv_pressure(&mut self, now: Instant, kv_worth: f64) {
+        self.agenda.kv_pressed = Some((now, kv_worth));
+    }
+
+    /// Whether cached KV would leave for it that is worth nearly as much.
+    fn displaces_kv(&self, now: Instant, pool: &PoolName, worth_of_it: f64) -> bool {
+        let pressed = self.agenda.kv_pressed.filter(|(at, _)| *at + KV_PRESSED_FOR > now);
+        *pool == PoolName::default_pool() && pressed.is_some_and(|(_, kv)| worth_of_it < kv * PRELOAD_MARGIN)
+    }
+
     fn load_is_waited_for(&self, now: Instant) -> bool {
         self.models.absent().any(|model| model.is_due(now))
     }
@@ -188,6 +204,9 @@ impl Worker {
     ) -> bool {
         let Some(model) = self.models.get(&digest).filter(|model| self.hopeless(model).is_none()) else { return false };
         let (pool, footprint, artifact) = (model.spec.pool.clone(), self.peak_to_plan(model), model.spec.artifact);
+        if self.displaces_kv(now, &pool, worth_of_it) {
+            return false;
+        }
         let loss_of_it = self.loss(now, model);
         let Some(capacity) = self.pools.get(&pool).map(|pool| pool.capacity.clone()) else { return false };
         let mut held = self.seen(now, &pool, model.spec.priority, views).to_vec();

@@ -28,6 +28,7 @@ impl Worker {
 
     /// Blocks of this worth per byte and second leave host memory for want of room.
     pub(super) fn kv_pressed(&mut self, now: Instant, kv_worth: f64, actions: &mut Vec<Action>) {
+        self.note_kv_pressure(now, kv_worth);
         if let Some((digest, model_worth)) = self.least_worth_idle(now)
             && model_worth * WORTH_MARGIN < kv_worth
         {
