@@ -56,7 +56,8 @@ async fn a_caller_without_output_is_told_so_when_its_engine_dies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_lost_its_engine_may_come_again_at_once() {
     let mut world = World::new(Settings { backoff_first: Duration::ZERO, ..settings(100 * MIB) });
-    let slow_prompt = SyntheticSpec { prefill_seconds_per_token: 3600.0, ..SyntheticSpec::default() };
+    // Long enough to be killed in. Whoever is taken back after the prompt was begun waits for its end.
+    let slow_prompt = SyntheticSpec { prefill_seconds_per_token: 2.0, ..SyntheticSpec::default() };
     let digest = world.add(1, &slow_prompt);
     for round in 0..30 {
         let mut first = world.ask(digest, 1);
