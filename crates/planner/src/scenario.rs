@@ -222,6 +222,20 @@ impl Group {
     }
 }
 
+/// A text in which something was replaced is no scenario any more, and it is said why.
+#[cfg(test)]
+pub(crate) fn assert_refused<T, E: std::error::Error>(
+    text: &str,
+    (from, to): (&str, &str),
+    words: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) {
+    assert!(text.contains(from), "{from}");
+    let Err(error) = parse(&text.replace(from, to)) else { panic!("{to} was taken") };
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    assert!(format!("{error}: {cause}").contains(words), "{to}: {error}: {cause}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path};
 use warmset_core::{
     Bytes,
-    kv::{TierSettings, TrustDomain},
+    kv::{DISK_QUEUE_SHARE, TierSettings, TrustDomain},
     memory::HOST,
     worker,
 };
@@ -15,13 +15,6 @@ use warmset_worker::{Clock, DiskConfig, KvConfig, KvHandle};
 
 /// The share of the memory, and of the file system, that KV may have unless told otherwise.
 const DEFAULT_SHARE: u64 = 10;
-/// States on their way out of engines at once: each takes the memory of a whole sequence meanwhile.
-const SAVES_MAX: u32 = 1;
-const SAVES_WAITING_MAX: u32 = 256;
-/// The share of the host's KV that may be on its way to disk.
-const DISK_QUEUE_SHARE: u64 = 4;
-/// The share of the disk's KV that is kept free for what is given up and not gone yet.
-const DISK_SLACK_SHARE: u64 = 16;
 
 /// Starts the tier as the configuration says; none if it may have no memory.
 pub(crate) fn start(
@@ -36,15 +29,8 @@ pub(crate) fn start(
     }
     let disk = disk(options, data, host_bytes_max)?;
     let disk_bytes_max = disk.as_ref().map_or(0, |disk| disk.options.bytes_max);
-    let settings = TierSettings {
-        host_bytes_max,
-        disk_bytes_max,
-        disk_slack_bytes: disk_bytes_max / DISK_SLACK_SHARE,
-        disk_write_bytes_per_day: options.disk_writes_per_day.unwrap_or(disk_bytes_max),
-        disk_queue_bytes_max: host_bytes_max / DISK_QUEUE_SHARE,
-        saves_max: SAVES_MAX,
-        saves_waiting_max: SAVES_WAITING_MAX,
-    };
+    let disk_writes_per_day = options.disk_writes_per_day.unwrap_or(disk_bytes_max);
+    let settings = TierSettings::new(host_bytes_max, disk_bytes_max, disk_writes_per_day);
     Ok(Some(KvHandle::start(KvConfig { settings, disk, verify: options.verify.unwrap_or(false) }, clock)?))
 }
 

@@ -5,7 +5,7 @@
 use super::{
     index::{Block, Index, Work},
     leaving::Leaving,
-    protocol::{Action, BlockKeyShort, BlockNumber, DiskPlace, FoundBlock, TierSettings},
+    protocol::{Action, BlockKeyShort, BlockNumber, DiskPlace, FoundBlock, PAGE_BYTES, TierSettings, slot_bytes},
     speed::Bandwidth,
     tier::Tier,
     worth::Class,
@@ -58,9 +58,6 @@ pub(super) struct Probe {
     /// What those that have come took at most: all were wanted at once.
     pub(super) seconds: f64,
 }
-
-/// Unit of places and sizes on disk.
-const PAGE_BYTES: Bytes = 4096;
 
 /// Whether a block may leave the disk now: nothing that follows it lies there, and nobody reads it.
 fn may_leave(block: &Block) -> bool {
@@ -219,7 +216,7 @@ impl Tier {
     /// What a block takes on disk: as in host memory, whole pages with its header.
     fn disk_bytes_of(&self, number: BlockNumber) -> Bytes {
         let known = &self.known[usize::from(self.model_of(self.index.get(number)))];
-        known.payload_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+        slot_bytes(known.payload_bytes)
     }
 
     /// Takes a block off the disk.

@@ -41,10 +41,10 @@ impl Arena {
 /// Host memory.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Host {
-    /// For blocks.
+    /// For blocks, whatever models leave.
     pub(super) bytes_max: Bytes,
     pub(super) bytes_used: Bytes,
-    /// For blocks and states, which is what models leave.
+    /// For blocks and states: what models leave.
     pub(super) limit_bytes: Bytes,
     /// States on their way out of engines.
     pub(super) state_bytes: Bytes,

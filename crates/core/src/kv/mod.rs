@@ -29,7 +29,8 @@ pub use header::{BlockHeader, HEADER_BYTES, InvalidHeader};
 pub use index::INDEX_BYTES_PER_BLOCK;
 pub use key::{BLOCK_TOKENS, BlockKey, KvIdentity, TrustDomain, chain};
 pub use protocol::{
-    Action, BlockKeyShort, BlockNumber, DiskPlace, Event, FoundBlock, ReadFailure, SaveId, TierSettings,
+    Action, BlockKeyShort, BlockNumber, DISK_QUEUE_SHARE, DiskPlace, EARLY_SAVE_TOKENS, Event, FoundBlock, PAGE_BYTES,
+    ReadFailure, SaveId, TierSettings, slot_bytes,
 };
 pub use tier::Tier;
 pub use view::{HitTokens, ModelView, Rejected, TierView, Traffic, Verdict};

@@ -1,7 +1,10 @@
 //! What can happen to the KV tier and what it wants done.
 #![expect(missing_docs, reason = "the fields of events, actions and figures say by name what they are")]
 
-use super::key::{BlockKey, KvIdentity, TrustDomain};
+use super::{
+    header::HEADER_BYTES,
+    key::{BlockKey, KvIdentity, TrustDomain},
+};
 use crate::{
     ids::{Digest, RequestId},
     memory::Bytes,
@@ -26,6 +29,39 @@ pub struct TierSettings {
     pub saves_max: u32,
     /// States waiting to be saved; more are skipped, and counted.
     pub saves_waiting_max: u32,
+}
+
+/// States on their way out of engines at once: each takes the memory of a whole sequence meanwhile.
+const SAVES_MAX: u32 = 1;
+const SAVES_WAITING_MAX: u32 = 256;
+/// The share of the host's KV that may be on its way to disk.
+pub const DISK_QUEUE_SHARE: u64 = 4;
+/// The share of the disk's KV that is kept free for what is given up and not gone yet.
+const DISK_SLACK_SHARE: u64 = 16;
+
+impl TierSettings {
+    /// What follows from the three that an operator sets.
+    pub fn new(host_bytes_max: Bytes, disk_bytes_max: Bytes, disk_write_bytes_per_day: Bytes) -> Self {
+        Self {
+            host_bytes_max,
+            disk_bytes_max,
+            disk_slack_bytes: disk_bytes_max / DISK_SLACK_SHARE,
+            disk_write_bytes_per_day,
+            disk_queue_bytes_max: host_bytes_max / DISK_QUEUE_SHARE,
+            saves_max: SAVES_MAX,
+            saves_waiting_max: SAVES_WAITING_MAX,
+        }
+    }
+}
+
+/// Tokens of a prompt that must have been computed for its blocks to be saved before its answer is complete.
+pub const EARLY_SAVE_TOKENS: u32 = 512;
+/// Unit of slots in host memory, and of places on disk.
+pub const PAGE_BYTES: Bytes = 4096;
+
+/// What a block takes, in host memory as on disk: a header, and whole pages.
+pub fn slot_bytes(payload_bytes: Bytes) -> Bytes {
+    HEADER_BYTES as u64 + payload_bytes.next_multiple_of(PAGE_BYTES)
 }
 
 /// Where a block lies on disk.

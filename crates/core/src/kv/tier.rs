@@ -159,7 +159,6 @@ impl Tier {
             Event::Forget { identity } => self.forget_model(identity, actions),
             Event::HostLimit { bytes } => {
                 self.host.limit_bytes = bytes;
-                self.host.bytes_max = bytes.min(self.settings.host_bytes_max);
                 self.make_room(0, actions);
             }
             Event::Timer => self.give_up_late_reads(now, actions),
@@ -309,7 +308,7 @@ impl Tier {
 
     /// Something of this worth has no place in host memory, of which models take a part.
     pub(super) fn note_pressure(&mut self, worth: f64) {
-        if self.host.bytes_max < self.settings.host_bytes_max {
+        if self.host.limit_bytes < self.host.bytes_max {
             self.pressed = self.pressed.max(worth);
         }
     }

@@ -6,7 +6,7 @@ use crate::{
     memory::{Footprint, MemoryVector},
 };
 use alloc::{collections::BinaryHeap, vec, vec::Vec};
-use core::cmp::{Ordering, Reverse};
+use core::cmp::Reverse;
 
 /// What may be done with bytes that somebody holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -118,8 +118,9 @@ fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement
     let mut victims: Vec<&Held> = vec![];
     // Few of them leave: a heap finds those without putting all in order.
     let evictable_ones = (0..).zip(problem.held).filter_map(|(place, held)| Some((place, evictable(held)?)));
-    let mut cheapest_first: BinaryHeap<Reverse<(Worth, Digest, usize)>> = evictable_ones
-        .map(|(place, (held, loss))| Reverse((Worth(per_byte(held, loss)), held.digest, place)))
+    // The bits of numbers that are not negative are in their order.
+    let mut cheapest_first: BinaryHeap<Reverse<(u64, Digest, usize)>> = evictable_ones
+        .map(|(place, (held, loss))| Reverse((per_byte(held, loss).to_bits(), held.digest, place)))
         .collect();
     while !staying.fits_in(problem.capacity) {
         let Reverse((_, _, place)) = cheapest_first.pop()?;
@@ -131,24 +132,6 @@ fn place_on(problem: &Problem<'_>, accelerators: Vec<usize>) -> Option<Placement
     let loss = victims.iter().filter_map(|held| evictable(held)).map(|(_, loss)| loss).sum();
     let victims = victims.iter().map(|held| held.digest).collect();
     Some(Placement { accelerators, victims, fits_now: false, loss })
-}
-
-/// In the order of numbers.
-#[derive(PartialEq, Clone, Copy)]
-struct Worth(f64);
-
-impl Eq for Worth {}
-
-impl PartialOrd for Worth {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Worth {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
 }
 
 fn evictable(held: &Held) -> Option<(&Held, f64)> {

@@ -539,7 +539,8 @@ impl Worker {
     }
 }
 
-/// An engine that grows beyond this, and what it may use for a while, has run away: half as much again as when it was ready, and 64 MiB.
+/// An engine that grows beyond this, and what it may use for a while, has run away: half as much again as when it was
+/// ready, and 64 MiB.
 fn runaway_limit_bytes(private_at_ready: u64) -> u64 {
     private_at_ready.saturating_add(private_at_ready / 2).saturating_add(64 << 20)
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use warmset_core::kv::{BLOCK_TOKENS, BlockHeader, BlockKey, HEADER_BYTES, TrustDomain, chain, key::root};
 
 /// Tokens of a prompt that must have been computed for its blocks to be saved before its answer is complete.
-pub(crate) const EARLY_SAVE_TOKENS: usize = 512;
+pub(crate) const EARLY_SAVE_TOKENS: usize = warmset_core::kv::EARLY_SAVE_TOKENS as usize;
 
 /// The tier, once its memory has come.
 #[derive(Debug)]

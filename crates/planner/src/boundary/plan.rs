@@ -263,10 +263,7 @@ mod tests {
             ("models = 14", "models = 99", "at most those there are"),
             ("parallel = ", "paralel = ", "unknown field"),
         ] {
-            assert!(text.contains(from), "{from}");
-            let error = Plan::parse(&text.replace(from, to)).expect_err(to);
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            assert!(format!("{error}: {cause}").contains(words), "{to}: {error}: {cause}");
+            crate::scenario::assert_refused(text, (from, to), words, Plan::parse);
         }
     }
 }

@@ -26,11 +26,6 @@ const POOL: &str = "models";
 const SAMPLES: u32 = 60;
 /// Whoever still waits this long after the last request is not waited for.
 const LAST_WAIT: Duration = Duration::from_secs(86_400);
-/// As a server has it, saves one after the other.
-const SAVES_WAITING_MAX: u32 = 256;
-/// As a server has it, of the disk: what may be on its way there, and what is kept free.
-const DISK_QUEUE_SHARE: u64 = 4;
-const DISK_SLACK_SHARE: u64 = 16;
 
 /// The same, and no model is loaded before somebody asks.
 pub const NO_PRELOAD: &str = "moving-no-preload";
@@ -186,16 +181,8 @@ fn spec(boundary: &Boundary, (model, digest): (usize, Digest), pool: &PoolName) 
 fn kv_costs(boundary: &Boundary, host_bytes: Bytes) -> KvCosts {
     let disk_bytes = boundary.disk.as_ref().map_or(0, |disk| disk.bytes);
     KvCosts {
-        tier: TierSettings {
-            host_bytes_max: host_bytes,
-            disk_bytes_max: disk_bytes,
-            disk_slack_bytes: disk_bytes / DISK_SLACK_SHARE,
-            // A run is shorter than what wears out.
-            disk_write_bytes_per_day: disk_bytes.saturating_mul(1_000),
-            disk_queue_bytes_max: host_bytes / DISK_QUEUE_SHARE,
-            saves_max: 1,
-            saves_waiting_max: SAVES_WAITING_MAX,
-        },
+        // A run is shorter than what wears out.
+        tier: TierSettings::new(host_bytes, disk_bytes, disk_bytes.saturating_mul(1_000)),
         copy_bytes_per_second: boundary.copy_bytes_per_second,
         disk_bytes_per_second: boundary.disk.as_ref().map_or(1.0, |disk| disk.bytes_per_second),
     }

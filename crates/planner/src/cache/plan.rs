@@ -184,10 +184,7 @@ mod tests {
             ("continued_share = 0.4", "continued_share = 1.5", "continued_share"),
             ("block_tokens = 512", "block_token = 512", "unknown field"),
         ] {
-            assert!(text.contains(from), "{from}");
-            let error = Plan::parse(&text.replace(from, to)).expect_err(to);
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            assert!(format!("{error}: {cause}").contains(words), "{to}: {error}: {cause}");
+            crate::scenario::assert_refused(text, (from, to), words, Plan::parse);
         }
         let unknown = Plan::policies(&["magic".to_owned()]).expect_err("there is none").to_string();
         assert!(unknown.contains("hybrid-histogram"), "{unknown}");

@@ -10,16 +10,11 @@ use std::{
 use warmset_core::{
     Bytes, Digest, Instant, Machine, RequestId,
     kv::{
-        Action, BLOCK_TOKENS, BlockKey, BlockNumber, DiskPlace, Event, HEADER_BYTES, KvIdentity, SaveId, Tier,
-        TierSettings, TrustDomain, key,
+        Action, BLOCK_TOKENS, BlockKey, BlockNumber, DiskPlace, EARLY_SAVE_TOKENS, Event, KvIdentity, PAGE_BYTES,
+        SaveId, Tier, TierSettings, TrustDomain, key, slot_bytes,
     },
     worker,
 };
-
-/// Unit of slots, and of places on disk.
-const PAGE_BYTES: u64 = 4096;
-/// Tokens of a prompt that must have been computed for its blocks to be saved before its answer is complete.
-const EARLY_SAVE_TOKENS: u32 = 512;
 
 /// What a machine does with KV.
 #[derive(Debug, Clone, PartialEq)]
@@ -199,7 +194,7 @@ impl Kv {
             let engine = Engine {
                 cost: *cost,
                 identity: identity(digest),
-                slot_bytes: HEADER_BYTES as u64 + payload.next_multiple_of(PAGE_BYTES),
+                slot_bytes: slot_bytes(payload),
                 held: VecDeque::new(),
                 line: Vec::new(),
                 computes: None,

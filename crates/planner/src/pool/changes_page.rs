@@ -3,7 +3,7 @@
 use super::{
     changes::{Moment, PromotionRow, Row},
     figures::Figures,
-    page::{first_tokens, money, percent, seconds, yes_or_no},
+    page::{counts, first_tokens, money, seconds, yes_or_no},
     scenario::Plan,
 };
 use crate::html::{Axis, Page, PlotError, Series, lines, seconds_text};
@@ -30,17 +30,9 @@ pub fn page(plan: &Plan, rows: &[Row], seed: u64) -> Result<String, PlotError> {
 
 const FIGURES: [&str; 8] = ["requests", "refused", "broken", "unfinished", "cold", "within target", "p50, s", "p99, s"];
 
-fn cells(figures: &Figures) -> [String; 8] {
-    [
-        figures.requests.to_string(),
-        figures.refused.to_string(),
-        figures.broken.to_string(),
-        figures.unfinished.to_string(),
-        percent(figures.cold_share),
-        percent(figures.within_target_share),
-        seconds(figures.first_token_p50_seconds),
-        seconds(figures.first_token_p99_seconds),
-    ]
+fn cells(figures: &Figures) -> impl Iterator<Item = String> {
+    let times = [figures.first_token_p50_seconds, figures.first_token_p99_seconds].map(seconds);
+    counts(figures).into_iter().chain(times)
 }
 
 fn all(page: &mut Page, rows: &[Row]) {

@@ -139,9 +139,7 @@ mod tests {
             ("replicas = 16", "replica = 16", "unknown field"),
             ("seconds = 90.0", "seconds = inf", "seconds"),
         ] {
-            let error = Plan::parse(&text.replace(from, to)).unwrap_err();
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            assert!(format!("{error}: {cause}").contains(words), "{to}: {error}: {cause}");
+            crate::scenario::assert_refused(text, (from, to), words, Plan::parse);
         }
         assert!(Plan::policies(&["nothing".into()]).unwrap_err().to_string().contains("round-robin"));
     }

@@ -14,13 +14,13 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
 use warmset_core::{
     Digest, Machine, RequestId,
-    kv::{Action, BlockNumber, Event, HEADER_BYTES, KvIdentity, SaveId, Tier, TierView},
+    kv::{Action, BlockNumber, Event, HEADER_BYTES, KvIdentity, SaveId, Tier, TierView, slot_bytes},
     worker,
 };
 use warmset_engine::protocol::{KvGrant, KvLayout, KvOpen, SaveWanted, StateLayout, ToEngine};
 use warmset_store::{
     StoreError,
-    arena::{Arena, PAGE_BYTES, SLOTS_MAX, Staging},
+    arena::{Arena, SLOTS_MAX, Staging},
 };
 
 /// Shows in the system's lists of mappings, so that memory of the tier is told from an engine's own.
@@ -232,7 +232,7 @@ impl RunLoop {
     ) {
         let identity = KvIdentity::new(&model, &layout.description, build);
         let payload_bytes = u64::from(warmset_core::kv::BLOCK_TOKENS) * layout.state.cell_bytes();
-        let slot_bytes = HEADER_BYTES as u64 + payload_bytes.next_multiple_of(PAGE_BYTES);
+        let slot_bytes = slot_bytes(payload_bytes);
         let staging_bytes = layout.state.state_bytes(u64::from(context_tokens));
         let Some((arena, staging)) = self.memory(&model, identity, slot_bytes, staging_bytes) else {
             // An engine that is gone waits for nothing.
