@@ -103,9 +103,15 @@ async fn k7_another_domain_cannot_tell_a_prompt_that_is_known_from_one_that_is_n
     for round in 0..24 {
         let prompt = words(round, 6 * BLOCK_TOKENS);
         usage(&mut world, model, prompt.clone(), "victim").await;
-        // In turns, so that whatever else the machine does falls on both alike.
-        known.push(first_token_seconds(&mut world, model, prompt, "attacker").await);
-        unknown.push(first_token_seconds(&mut world, model, words(1000 + round, 6 * BLOCK_TOKENS), "attacker").await);
+        // In turns, so that whatever else the machine does falls on both alike. What the victim's own request leaves to do
+        // falls on whoever comes right behind it: on each as often.
+        let mut prompts = [(&mut known, prompt), (&mut unknown, words(1000 + round, 6 * BLOCK_TOKENS))];
+        if round % 2 == 1 {
+            prompts.reverse();
+        }
+        for (seconds, prompt) in prompts {
+            seconds.push(first_token_seconds(&mut world, model, prompt, "attacker").await);
+        }
     }
     let distance = kolmogorov_smirnov(&mut known, &mut unknown);
     // The critical distance of two samples of 24 at 0.1 %: 1.95 times the root of 2/24.
