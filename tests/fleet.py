@@ -57,10 +57,13 @@ def events_of(body):
 
 
 class Stream:
-    """A stream that is read by hand."""
+    """A stream that is read by hand. What the kernel takes for the reader before it reads can be limited."""
 
-    def __init__(self, gateway, body, path=CHAT):
+    def __init__(self, gateway, body, path=CHAT, receive_buffer_bytes=None):
         self.connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        if receive_buffer_bytes is not None:
+            self.connection.connect()
+            self.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         self.response = self.connection.getresponse()
 

@@ -362,7 +362,7 @@ def test_a_slow_reader_takes_bounded_memory_and_holds_up_nobody(fleet):
     gateway = fleet.gateway("a")
     before = resident_set_bytes(gateway.pid)
     size = 64 << 20
-    stream = Stream(gateway, chat(stream=True, behave={"pieces": size >> 14, "bytes": 1 << 14}))
+    stream = Stream(gateway, chat(stream=True, behave={"pieces": size >> 14, "bytes": 1 << 14}), receive_buffer_bytes=1 << 18)
     seen = fleet.replicas["a"].seen[-1]
     last = [-1, 0]
 

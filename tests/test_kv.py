@@ -139,10 +139,12 @@ def test_a_full_tier_takes_in_what_is_new_and_stays_within_its_limit(pool, model
     limit = 20 << 20
     server = pool(models=[model(models)], kv={"host": limit})
     prompts = [prompt(seed, TOKENS) for seed in range(20, 25)]
-    for tokens in prompts:
+    for number, tokens in enumerate(prompts):
         assert ask(server, tokens, 2)[1] == 0
+        # What the next one displaces is here, and what is asked for again below was not lost in a crowd.
+        warmset.wait_for(lambda: model_view(server)["saved_blocks"] >= BLOCKS * (number + 1), lambda: f"they are saved: {kv(server)}")
         assert kv(server)["host_bytes"] <= limit
-    warmset.wait_for(lambda: model_view(server)["evicted_blocks"] > 0, "old blocks leave")
+    assert model_view(server)["evicted_blocks"] > 0, "old blocks leave"
     server.cli("model", "unload", NAME)
     text, cached = ask(server, prompts[-1])
     assert text == expected(prompts[-1]) and cached > 0
