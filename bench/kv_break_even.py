@@ -154,6 +154,7 @@ def step(server, none, throttle, generator, prompts, megabytes, rounds, from_hos
     recompute, reload = statistics.median(computed), from_host + size / read
     best = min(recompute, reload)
     reloads = [seconds for seconds, what in asked if what == "reloaded"]
+    believed = document["disk_read_bytes_per_second"]
     return {
         "megabytes_per_second": megabytes,
         "read_megabytes_per_second": round(read / MEGABYTE, 2),
@@ -163,7 +164,7 @@ def step(server, none, throttle, generator, prompts, megabytes, rounds, from_hos
         "decisions": {what: sum(other == what for _, other in asked) for what in ("recomputed", "reloaded", "abandoned", "not_found")},
         "regret": round(sum(seconds for seconds, _ in asked) / (len(asked) * best) - 1, 4),
         "believed": {"break_even_megabytes_per_second": round(model["break_even_bytes_per_second"] / MEGABYTE, 2),
-                     "disk_megabytes_per_second": round(document["disk_read_bytes_per_second"] / MEGABYTE, 2)},
+                     "disk_megabytes_per_second": believed and round(believed / MEGABYTE, 2)},
         "sums": [sum(seconds for seconds, _ in asked), len(asked) * best, len(asked)],
     }  # fmt: skip
 

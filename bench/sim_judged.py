@@ -4,7 +4,8 @@ A server is recorded under workload A, and what engines cost is found from that 
 another rate and another budget; it is played to a real server, too, and simulated with the costs of A. Both several times, in turn.
 What real models take alone is a matter of how their weights are written, which A cannot tell of B: they are profiled before, each by
 itself. Claim: loads, evictions and requests that found their model ready within 5 %, p50 and p99 of cold waits and of answers within
-15 %, in the means over the rounds.
+15 %, in the means over the rounds. How far the real thing is from itself is shown beside it: B is played to a server once more,
+the same requests at the same moments.
 """
 
 import argparse
@@ -164,20 +165,24 @@ def play(server, requests):
 
 def recorded(directory, tables, memory, requests):
     """The recording of a workload, and what failed of it."""
-    path = Path(directory) / "run.jsonl"
-    with server_of(Path(directory) / "server", tables, memory, "--record", str(path)) as server:
+    directory.mkdir()
+    path = directory / "run.jsonl"
+    with server_of(directory / "server", tables, memory, "--record", str(path)) as server:
         replay.put_ahead(server)
         return path, play(server, requests)
 
 
-def judged(observed, costs, profiles):
+def replayed(recording, *options):
+    return json.loads(warmset.run_command(["replay", str(recording), *options, "--json"], timeout=600).stdout)
+
+
+def judged(paths):
     """What happened, and the same simulated: with its own times, and with the costs of the other recording, with profiles and without."""
-    arguments = ["replay", str(observed), "--costs", str(costs), "--json"]
-    alone, *known = [json.loads(warmset.run_command([*arguments, *more], timeout=600).stdout)
-                     for more in ([], *([["--profiles", str(profiles)]] if profiles else []))]
-    best = known[0] if known else alone
-    return {"live": best["recorded"], "with_its_own_times": best["simulated"], "with_the_others_costs": best["what_if"],
-            "without_profiles": alone["what_if"], "costs": best["costs"]}
+    costs = ["--costs", str(paths["a"])]
+    alone = replayed(paths["b"], *costs)
+    best = replayed(paths["b"], *costs, "--profiles", str(paths["profiles"])) if "profiles" in paths else alone
+    return {"live": best["recorded"], "live_again": replayed(paths["again"], *costs)["recorded"], "with_its_own_times": best["simulated"],
+            "with_the_others_costs": best["what_if"], "without_profiles": alone["what_if"], "costs": best["costs"]}
 
 
 def ratio(simulated, live):
@@ -212,15 +217,15 @@ def round_of(directory, kind, turn, count):
         place.mkdir()
         ready = prepared(place, kind, which, workload)
         requests = drawn(replace(workload, rate=ready.rate), count, 100 * workload.seed + turn)
-        paths[which], failed = recorded(place, ready.tables, ready.memory, requests)
-        failures += failed
+        for name in ("a",) if which == "a" else ("b", "again"):
+            paths[name], failed = recorded(place / name, ready.tables, ready.memory, requests)
+            failures += failed
         profiles += ready.profiles
         settings[which] = {"memory_bytes": ready.memory, "requests_per_second": round(ready.rate, 3)}
     if profiles:
         paths["profiles"] = directory / f"profiles-{turn}.json"
         paths["profiles"].write_text("\n".join(json.dumps(profile) for profile in profiles))
-    row = judged(paths["b"], paths["a"], paths.get("profiles"))
-    return {**row, "settings": settings, "load_average": os.getloadavg()[0], "failures": failures[:8]}, paths
+    return {**judged(paths), "settings": settings, "load_average": os.getloadavg()[0], "failures": failures[:8]}, paths
 
 
 def rounds_of(given, kind, count):
@@ -236,14 +241,14 @@ def rounds_of(given, kind, count):
     return rows
 
 
-def verdicts(rows, simulated):
-    """Means over the rounds, simulated by live, whether they are within the bounds, and each round's ratio."""
+def verdicts(rows, other):
+    """Means over the rounds, another run's by the live one's, whether they are within the bounds, and each round's ratio."""
     found = {}
     for figures, within in ((COUNTS, COUNTS_WITHIN), (TIMES, TIMES_WITHIN)):
         for figure in figures:
-            live, said = [statistics.mean(row[which][figure] for row in rows) for which in ("live", simulated)]
-            found[figure] = {"live": live, "simulated": said, "ratio": ratio(said, live),
-                             "ratios": [ratio(row[simulated][figure], row["live"][figure]) for row in rows],
+            live, said = [statistics.mean(row[which][figure] for row in rows) for which in ("live", other)]
+            found[figure] = {"live": live, other: said, "ratio": ratio(said, live),
+                             "ratios": [ratio(row[other][figure], row["live"][figure]) for row in rows],
                              "within": live > 0 and abs(said / live - 1) <= within}
     return found
 
@@ -256,7 +261,7 @@ def main():
         rows = rounds_of(given, kind, count)
         found = verdicts(rows, "with_the_others_costs")
         claims |= {f"{kind}: {figure}": verdict["within"] for figure, verdict in found.items()}
-        others = {which: verdicts(rows, which) for which in ("with_its_own_times", "without_profiles")}
+        others = {which: verdicts(rows, which) for which in ("live_again", "with_its_own_times", "without_profiles")}
         facts[kind] = {"requests": count, "with_the_others_costs": found, **others, "rounds": rows}
     harness.report("sim_judged", claims, peer=None, workloads={
         kind: {name: vars(one) for name, one in workloads.items()} for kind, workloads in KINDS.items()},

@@ -359,6 +359,11 @@ def test_a_pool_of_machines_is_simulated_shared_and_dedicated(tmp_path):
     assert html.count("<svg") == 4 and is_whole_alone(html)
     shown = run_command(["sim", str(path)]).stdout
     assert fits_a_terminal(shown), shown
+    sizes = shown.split("AS PROMISED\n")[1].splitlines()
+    assert len(sizes) == len(document["fleets"]) > 1
+    for line, fleet in zip(sizes, document["fleets"]):
+        why = line.split("no: ")[-1].split()
+        assert line.endswith("yes") if fleet["met"] else why[0] in {"chat", "code", "departments", "batch"}, line
     text = text.replace("zipf = 1.0", "zipff = 1.0", 1)
     path.write_text(text)
     refused = run_command(["sim", str(path)], check=False)
@@ -439,10 +444,38 @@ def test_what_changes_in_a_pool_is_simulated_with_and_without(tmp_path):
     assert "is for other scenarios" in run_command(["sim", "changes", "--demand", "x"], check=False).stderr
 
 
+def test_memory_that_models_and_conversations_share_is_simulated(tmp_path):
+    page, demand = tmp_path / "shared.html", tmp_path / "demand.json"
+    command = ["sim", "models-and-conversations", "--json", "--html", str(page)]
+    outputs = [run_command([*command, "--demand", str(demand)]).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
+    document = json.loads(outputs[0])
+    assert len(json.loads(demand.read_text())["requests"]) == document["requests"]
+    rows = {row["policy"]: row for row in document["rows"]}
+    moving, fixed = rows["moving"], [row for name, row in rows.items() if name.startswith("fixed-")]
+    assert len(fixed) == 5
+    for row in rows.values():
+        assert row["waited_seconds"] == pytest.approx(sum(phase["waited_seconds"] for phase in row["phases"]))
+    # By a fifth at least: a boundary that only follows would be a tie with the best.
+    assert moving["waited_seconds"] < 0.8 * min(row["waited_seconds"] for row in fixed)
+    assert document["ratio_to_best_fixed"] == pytest.approx(moving["waited_seconds"] / rows[document["best_fixed"]]["waited_seconds"])
+    shares = {phase["phase"]: phase["kv_share"] for phase in moving["phases"]}
+    assert shares["models"] < 0.1 < shares["talk"] and shares["models 2"] < 0.1 < shares["talk 2"], shares
+    assert is_whole_alone(page.read_text())
+    shown = run_command(["sim", "models-and-conversations", "--compare", "moving,fixed-50", "--seed", "2"]).stdout
+    assert fits_a_terminal(shown) and "the moving boundary waits" in shown, shown
+    path = tmp_path / "shared.toml"
+    path.write_text((warmset.ROOT / "scenarios" / "models-and-conversations.toml").read_text().replace("load_seconds = ", "load_hours = 1 # "))
+    refused = run_command(["sim", str(path)], check=False)
+    assert refused.returncode == 1 and "load_hours" in refused.stderr, refused.stderr
+    assert "fixed-50" in run_command(["sim", "models-and-conversations", "--compare", "fixed-51"], check=False).stderr
+    assert "is for other scenarios" in run_command(["sim", "models-and-conversations", "--slots", "8"], check=False).stderr
+
+
 def test_many_models_and_one_loader_are_simulated(tmp_path):
     text = (warmset.ROOT / "scenarios" / "two-hundred-models.toml").read_text()
     path, page = tmp_path / "loader.toml", tmp_path / "loader.html"
-    path.write_text(text.replace("requests = 1_000", "requests = 300"))
+    path.write_text(text.replace("requests = 4_000", "requests = 300"))
     outputs = [run_command(["sim", str(path), "--json", "--html", str(page)]).stdout for _ in range(2)]
     assert outputs[0] == outputs[1], "the same scenario and seed give the same bytes"
     rows = json.loads(outputs[0])["rows"]

@@ -428,6 +428,9 @@ def test_a_directory_that_is_removed_under_the_server_is_told_of(pool, models, e
     assert not place.exists(), "nothing of it is made anew"
     server.cli("model", "unload", NAME)
     assert ask(server, second) == (expected(second), BLOCKS * BLOCK_TOKENS), "host memory goes on"
+    refused = server.cli("kv", "clear", check=False)
+    assert refused.returncode == 1 and "was replaced or removed" in refused.stderr, refused.stderr
+    assert "later" not in refused.stderr, refused.stderr
 
 
 def synthetic(directory):

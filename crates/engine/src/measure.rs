@@ -37,15 +37,16 @@ pub struct Measurement {
 impl Measurement {
     /// Measures a process that maps `artifact` files.
     pub fn of(pid: u32, artifact: &[PathBuf]) -> io::Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let files = artifact.iter().map(identity).collect::<io::Result<BTreeSet<_>>>()?;
+        let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"));
+        let status = status_of_living(pid)?;
         let mut measured = Self {
             // The counters behind `status` may lag by some pages; `smaps` walks the pages themselves.
             shared_memory_bytes: kibibytes(&status, "RssShmem"),
             peak_resident_bytes: kibibytes(&status, "VmHWM"),
             ..Self::default()
         };
-        match fs::read_to_string(format!("/proc/{pid}/smaps")) {
+        match smaps {
             Ok(smaps) => measured.add_mappings(&smaps, &files),
             // Hidden from us: without the mappings, file pages cannot be told apart.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -89,7 +90,9 @@ impl Measurement {
     /// Adds what one process of a tree has for itself; `files` gets the most that any of them maps of each file.
     fn add_process(&mut self, pid: u32, files: &mut BTreeMap<FileIdentity, (bool, Bytes)>) -> io::Result<()> {
         let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
-        let (status, smaps) = (read("status")?, read("smaps")?);
+        let smaps = read("smaps");
+        let status = status_of_living(pid)?;
+        let smaps = smaps?;
         let mut mapped: BTreeMap<FileIdentity, (bool, Bytes)> = BTreeMap::new();
         let mut anonymous = 0;
         for_each_mapping(&smaps, |mapping| {
@@ -228,6 +231,17 @@ fn field(line: &str, name: &str) -> Option<Bytes> {
     value.parse::<Bytes>().ok()?.checked_mul(1024)
 }
 
+/// The figures of a process that has memory. One that has ended and that nobody waited for has a status, but no memory any
+/// more: read after its mappings, it says that they are those of a living one, and all of them.
+fn status_of_living(pid: u32) -> io::Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    if status.lines().any(|line| line.starts_with("VmHWM:")) {
+        Ok(status)
+    } else {
+        Err(io::Error::new(io::ErrorKind::NotFound, format!("process {pid} has ended")))
+    }
+}
+
 fn kibibytes(status: &str, name: &str) -> Bytes {
     status.lines().find_map(|line| field(line.strip_prefix(name)?, ":")).unwrap_or(0)
 }
@@ -284,9 +298,12 @@ mod tests {
         let mut shell = shell.args(["-c", script]).stdout(std::process::Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut ready).unwrap();
-        let runs_sleep =
-            |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+        let program = [fs::canonicalize("/bin/sleep").unwrap()];
         // A process that was forked and runs nothing yet maps nothing of its own.
+        let runs_sleep = |pid: &u32| {
+            let is_named = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
+            is_named && Measurement::of(*pid, &program).is_ok_and(|measured| measured.artifact_file_bytes > 0)
+        };
         while !tree::descendants(shell.id()).iter().all(runs_sleep) {
             std::thread::yield_now();
         }
@@ -296,8 +313,7 @@ mod tests {
         let each: Vec<Measurement> = below.iter().map(|pid| Measurement::of(*pid, &[]).unwrap()).collect();
         let anonymous: Bytes = each.iter().map(|one| one.anonymous_bytes).sum();
         let files: Bytes = each.iter().map(|one| one.other_file_bytes).sum();
-        let program = fs::canonicalize("/bin/sleep").unwrap();
-        let as_artifact = Measurement::of_tree(shell.id(), &[program]).unwrap();
+        let as_artifact = Measurement::of_tree(shell.id(), &program).unwrap();
         tree::kill_descendants(shell.id());
         shell.wait().unwrap();
         assert!(tree.anonymous_bytes > 0 && tree.anonymous_bytes <= anonymous, "{tree:?} {anonymous}");
@@ -311,6 +327,20 @@ mod tests {
     fn a_process_that_is_not_there_is_an_error() {
         assert!(Measurement::of(u32::MAX, &[]).is_err());
         assert!(overhead(std::process::id(), &[u32::MAX]).unwrap() > 0);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_an_error_and_does_not_hold_nothing() {
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        let is_over = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+        while !is_over() {
+            std::thread::yield_now();
+        }
+        for measured in [Measurement::of(pid, &[]), Measurement::of_tree(pid, &[])] {
+            assert_eq!(measured.expect_err("it has no memory").kind(), io::ErrorKind::NotFound);
+        }
+        ended.wait().unwrap();
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn nonsense_is_refused_by_its_name() {
         ("slots = [8,", "slots = [3,", "slots"),
         ("zipf = [0.8", "zipf = [-0.8", "zipf"),
         ("models = 200", "model = 200", "model"),
-        ("requests = 1_000", "requests = 0", "requests"),
+        ("requests = 4_000", "requests = 0", "requests"),
         ("fetch_seconds = [10.0", "fetch_seconds = [nan", "fetch_seconds"),
     ] {
         assert!(text.contains(from), "{from}");

@@ -473,9 +473,13 @@ impl Life {
         let Some(info) = &self.info else { return };
         let measured = match measured {
             Ok(measured) => measured,
-            // Most likely it has just ended, and its end is reported as such.
             Err(error) => {
-                tracing::warn!(%digest, %error, "an engine cannot be measured");
+                // Most likely it has just ended, and its end is reported as such.
+                if error.kind() == std::io::ErrorKind::NotFound {
+                    tracing::debug!(%digest, %error, "an engine that has ended is not measured");
+                } else {
+                    tracing::warn!(%digest, %error, "an engine cannot be measured");
+                }
                 if !self.reported_loaded {
                     self.fail(format!("cannot measure the loaded engine: {error}"), false);
                 }

@@ -57,8 +57,9 @@ impl Bandwidth {
         self.measured
     }
 
-    pub(super) fn bytes_per_second(&self) -> f64 {
-        self.bytes_per_second
+    /// What was seen; none as long as it is a guess.
+    pub(super) fn measured_bytes_per_second(&self) -> Option<f64> {
+        self.measured.then_some(self.bytes_per_second)
     }
 }
 
@@ -258,13 +259,15 @@ mod tests {
     #[test]
     fn one_slow_moment_moves_a_bandwidth_by_what_it_costs() {
         let mut bandwidth = Bandwidth::guessed(1e9);
+        let seen = |bandwidth: &Bandwidth| bandwidth.measured_bytes_per_second().expect("it was seen");
+        assert_eq!(bandwidth.measured_bytes_per_second(), None);
         bandwidth.observe(1000, 1e-6);
-        assert!((bandwidth.bytes_per_second() - 1e9).abs() < 1.0);
+        assert!((seen(&bandwidth) - 1e9).abs() < 1.0);
         bandwidth.observe(1000, 1e-5);
-        assert!(bandwidth.bytes_per_second() < 0.4e9);
+        assert!(seen(&bandwidth) < 0.4e9);
         bandwidth.observe(0, 1.0);
         bandwidth.observe(10, f64::NAN);
-        assert!(bandwidth.bytes_per_second().is_finite());
+        assert!(seen(&bandwidth).is_finite());
     }
 
     proptest! {

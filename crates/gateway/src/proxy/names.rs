@@ -56,17 +56,42 @@ type Addresses = BTreeSet<SocketAddr>;
 type Lookup = Shared<BoxFuture<'static, Option<Addresses>>>;
 type UnderWay = Arc<Mutex<BTreeMap<(String, u16), Lookup>>>;
 
+/// Why nothing, or not all, is sent to where a name leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Trouble {
+    Unknown,
+    Own,
+}
+
 /// Looks names up, each once at a time: one that hangs is not asked for again until it has come back.
 #[derive(Debug)]
 pub(super) struct Names {
     resolver: Resolver,
     under_way: UnderWay,
     room: Arc<Semaphore>,
+    /// What was said of configured hosts: once, not at every look.
+    troubles: Mutex<BTreeSet<(String, Trouble)>>,
 }
 
 impl Names {
     pub(super) fn new(resolver: Resolver) -> Self {
-        Self { resolver, under_way: Arc::default(), room: Arc::new(Semaphore::new(LOOKUPS_MAX)) }
+        let room = Arc::new(Semaphore::new(LOOKUPS_MAX));
+        Self { resolver, under_way: Arc::default(), room, troubles: Mutex::default() }
+    }
+
+    /// Whether that is other than it was.
+    fn is_news(&self, host: &str, trouble: Trouble, is_so: bool) -> bool {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let this = (host.to_owned(), trouble);
+        if is_so { troubles.insert(this) } else { troubles.remove(&this) }
+    }
+
+    /// Forgets what was said of hosts that are not configured any more.
+    fn keep(&self, configured: &[ReplicaConfig]) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.retain(|(host, _)| {
+            configured.iter().any(|config| config.url.name().is_some_and(|(name, _)| name == host))
+        });
     }
 
     /// The addresses of a name; none if they are not to be had in this time.
@@ -97,6 +122,7 @@ impl Names {
 /// Looks names up and lets the router know who came and who went. What is returned are the first looks at the new ones.
 pub(super) async fn follow_list(proxy: &Arc<Proxy>) -> JoinSet<()> {
     let configured = proxy.configured().clone();
+    proxy.names.keep(&configured);
     let wanted = join_all(configured.iter().map(|config| places(proxy, config))).await.concat();
     // Somebody may have changed the list meanwhile: then it is followed again at once by whoever did.
     let mut endpoints = proxy.endpoints.write().unwrap_or_else(PoisonError::into_inner);
@@ -121,26 +147,33 @@ pub(super) async fn follow_list(proxy: &Arc<Proxy>) -> JoinSet<()> {
 async fn places(proxy: &Proxy, config: &ReplicaConfig) -> Vec<Wanted> {
     let here = |at| Wanted { config: config.clone(), at };
     let Some(name) = config.url.name().filter(|_| !config.url.is_https()) else { return vec![here(None)] };
-    let addresses = match proxy.names.look_up(name, proxy.config.probe_timeout).await {
-        Some(addresses) => addresses,
-        None => known(proxy, config, name.0),
+    let found = proxy.names.look_up(name, proxy.config.probe_timeout).await;
+    let is_news = proxy.names.is_news(name.0, Trouble::Unknown, found.is_none());
+    let addresses = match found {
+        Some(addresses) => {
+            if is_news {
+                tracing::info!(host = name.0, "the name of a replica can be looked up again");
+            }
+            addresses
+        }
+        None => known(proxy, config, name.0, is_news),
     };
     let (own, others): (Vec<_>, Vec<_>) =
         addresses.into_iter().partition(|address| proxy.config.own.contains(*address));
-    for address in own {
-        tracing::warn!(host = name.0, %address, "the name of a replica leads to this gateway itself: left out");
+    if proxy.names.is_news(name.0, Trouble::Own, !own.is_empty()) && !own.is_empty() {
+        tracing::warn!(host = name.0, addresses = ?own, "the name of a replica leads to this gateway itself: left out");
     }
     others.into_iter().map(|address| here(Some(address))).collect()
 }
 
-fn known(proxy: &Proxy, config: &ReplicaConfig, host: &str) -> Addresses {
+fn known(proxy: &Proxy, config: &ReplicaConfig, host: &str, is_news: bool) -> Addresses {
     let endpoints = proxy.endpoints();
     let known: Addresses =
         endpoints.all().filter(|endpoint| endpoint.config == *config).filter_map(|endpoint| endpoint.at).collect();
-    if known.is_empty() {
-        tracing::warn!(host, "the name of a replica cannot be looked up: nothing is sent there");
-    } else {
-        tracing::debug!(host, "the name of a replica cannot be looked up: it keeps its addresses");
+    match (known.is_empty(), is_news) {
+        (true, true) => tracing::warn!(host, "the name of a replica cannot be looked up: nothing is sent there"),
+        (true, false) => {}
+        (false, _) => tracing::debug!(host, "the name of a replica cannot be looked up: it keeps its addresses"),
     }
     known
 }

@@ -163,6 +163,16 @@ impl Pool {
         first_broken(&rules, "")
     }
 
+    /// What is to happen, by when it begins.
+    fn begins_at_hours(&self) -> impl Iterator<Item = f64> {
+        let faults = self.lost.iter().map(|one| one.at_hours).chain(self.slow_disk.iter().map(|one| one.at_hours));
+        let failing = self.failing_loads.iter().map(|one| one.at_hours);
+        let bursts = self.burst.iter().map(|one| one.at_hours);
+        let changes = self.join.iter().map(|one| one.at_hours).chain(self.rollout.iter().map(|one| one.at_hours));
+        let losses = self.region.iter().flat_map(|region| region.lost.iter().map(|one| one.at_hours));
+        faults.chain(failing).chain(bursts).chain(changes).chain(losses)
+    }
+
     /// All that changes, checked.
     pub(super) fn check_changes(&self) -> Result<(), PlanError> {
         let joined = |join: &Join| join.machines.min(MACHINES_MAX + 1);
@@ -188,6 +198,10 @@ impl Pool {
             (
                 self.join.iter().all(|join| join.weights_there || has_origin),
                 "join must say weights_there = true, or the pool have an origin_bytes_per_second to fetch weights at",
+            ),
+            (
+                self.begins_at_hours().all(|hours| hours < self.hours),
+                "at_hours must be before its hours end, of everything that is to happen: it would change nothing",
             ),
         ];
         first_broken(&rules, "")?;

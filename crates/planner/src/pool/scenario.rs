@@ -370,7 +370,7 @@ impl Pool {
         let time = |at_hours: f64, seconds: f64| within(at_hours, 0.0, HOURS_MAX) && within(seconds, 0.0, SECONDS_MAX);
         let known = |name: &str| self.team.iter().any(|team| team.name == name);
         let lost = |one: &Lost| time(one.at_hours, one.away_seconds) && one.machine < self.machines;
-        let burst = |one: &Burst| time(one.at_hours, one.seconds) && within(one.times, 0.0, 1e3) && known(&one.team);
+        let burst = |one: &Burst| time(one.at_hours, one.seconds) && within(one.times, 0.001, 1e3) && known(&one.team);
         let slow = |one: &SlowDisk| time(one.at_hours, one.seconds) && within(one.times, 1.0, 1e3);
         let failing = |one: &FailingLoads| time(one.at_hours, one.seconds) && within(one.share, 0.0, 1.0);
         let rules = [
@@ -380,7 +380,7 @@ impl Pool {
             (self.failing_loads.iter().all(failing), "failing_loads must have a share up to 1, at_hours and seconds"),
             (
                 self.burst.iter().all(burst),
-                "burst must name a team that is there, times up to 1000, at_hours and seconds",
+                "burst must name a team that is there, times from 0.001 to 1000, at_hours and seconds",
             ),
         ];
         first_broken(&rules, "")
@@ -412,6 +412,10 @@ impl Team {
             (self.pinned <= self.models, "pinned must be at most models"),
             (within(self.zipf, 0.0, 10.0), "zipf must be between 0 and 10"),
             ((1..=room).contains(&self.load_bytes()), "model_bytes and peak_bytes must fit into a machine"),
+            (
+                self.peak_bytes == 0 || self.peak_bytes >= self.model_bytes,
+                "peak_bytes must not be below model_bytes: a model that loads takes what it takes afterwards at least",
+            ),
             (within(self.load_seconds, 0.0, SECONDS_MAX), "load_seconds must be between 0 and 1000000"),
             (within(self.first_request_seconds, 0.0, 3_600.0), "first_request_seconds must be between 0 and 3600"),
             ((1..=1_024).contains(&self.parallel), "parallel must be between 1 and 1024"),
@@ -465,6 +469,8 @@ mod tests {
             ("question_tokens = ", "question_tokens = [9, 1] # ", "question_tokens"),
             ("requests_per_second = ", "requests_per_second = 9000 # ", "more than"),
             ("team = \"", "team = \"no-", "burst"),
+            ("at_hours = ", "at_hours = 300 # ", "change nothing"),
+            ("peak_bytes = ", "peak_bytes = 1 # ", "below model_bytes"),
         ] {
             let changed = text.replacen(from, to, 1);
             assert_ne!(changed, text, "{from}");

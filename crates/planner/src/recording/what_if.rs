@@ -41,7 +41,9 @@ pub enum WhatIfError {
     #[error("the recording says nothing of a worker: record a `warmset serve`")]
     NoWorker,
     /// The memory is none.
-    #[error("a reserve of {reserve_bytes} bytes leaves nothing of {memory_bytes} bytes of memory: give more memory")]
+    #[error(
+        "a reserve of {reserve_bytes} bytes leaves nothing of {memory_bytes} bytes of memory: give more, with a unit, such as 8GiB"
+    )]
     NoMemory {
         /// All of it.
         memory_bytes: Bytes,

@@ -32,9 +32,9 @@ pub(crate) async fn run(command: Option<KvCommand>, global: &GlobalArguments, ou
 
 fn text(document: &Value) -> String {
     let of = |bytes: &str, max: &str| format!("{} of {}", bytes_of(document, bytes), bytes_of(document, max));
-    let speed = |key: &str| {
-        let bytes = document[key].as_f64().unwrap_or(0.0);
-        format!("{:.2} GB/s", bytes / 1e9)
+    let speed = |key: &str| match document[key].as_f64() {
+        Some(bytes) => format!("{:.2} GB/s", bytes / 1e9),
+        None => "not measured yet".to_owned(),
     };
     let mut pairs = vec![
         ("in host memory", of("host_bytes", "host_bytes_max")),
@@ -54,8 +54,7 @@ fn text(document: &Value) -> String {
         pairs.push(("refused", reasons.collect::<Vec<_>>().join(", ")));
     }
     let rows = document["models"].as_array().into_iter().flatten().map(row);
-    let headers =
-        ["MODEL", "HOST", "DISK", "LOOKED UP", "DEVICE", "HOST HITS", "DISK HITS", "SAVED", "SPENT", "VERDICT"];
+    let headers = ["MODEL", "HOST", "DISK", "TOKENS", "OF DEVICE", "OF HOST", "OF DISK", "SAVED", "SPENT", "VERDICT"];
     format!("{}\n{}", fields(&pairs), table(&headers, rows))
 }
 
@@ -110,6 +109,13 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         assert!(!text.contains("on disk"), "{text}");
+    }
+
+    #[test]
+    fn a_guess_is_not_shown_as_if_it_were_measured() {
+        let document = json!({ "disk_bytes_max": 1 << 30, "restore_bytes_per_second": null, "models": [] });
+        let text = text(&document);
+        assert_eq!(text.matches("not measured yet").count(), 2, "{text}");
     }
 
     #[test]

@@ -194,42 +194,30 @@ fn costs_of(path: &Path, profiles: Profiles) -> Result<Costs> {
     })
 }
 
+/// What is compared, in order: the words, the field and, of times, in seconds.
+const COMPARED: [(&str, &str, bool); 13] = [
+    ("requests", "requests", false),
+    ("found their model ready", "warm", false),
+    ("waited for a load", "cold", false),
+    ("refused", "rejected", false),
+    ("loads", "loads", false),
+    ("evictions", "evictions", false),
+    ("wait p50", "wait_p50_seconds", true),
+    ("wait p99", "wait_p99_seconds", true),
+    ("wait of the cold, p50", "cold_wait_p50_seconds", true),
+    ("wait of the cold, p99", "cold_wait_p99_seconds", true),
+    ("answer p50", "answer_p50_seconds", true),
+    ("answer p99", "answer_p99_seconds", true),
+    ("loaded ahead in vain", "preloads_wasted", false),
+];
+
 fn what_if_text(document: &Value) -> String {
-    let rows = [("recorded", "AS RECORDED"), ("simulated", "SIMULATED AS IT WAS"), ("what_if", "WHAT IF")].map(
-        |(key, label)| {
-            let row = &document[key];
-            let seconds = |key: &str| format!("{:.3}", row[key].as_f64().unwrap_or_default());
-            vec![
-                label.to_owned(),
-                text_of(row, "requests"),
-                text_of(row, "warm"),
-                text_of(row, "cold"),
-                text_of(row, "rejected"),
-                text_of(row, "loads"),
-                text_of(row, "evictions"),
-                seconds("wait_p50_seconds"),
-                seconds("wait_p99_seconds"),
-                seconds("cold_wait_p50_seconds"),
-                seconds("cold_wait_p99_seconds"),
-                seconds("answer_p50_seconds"),
-                seconds("answer_p99_seconds"),
-            ]
-        },
-    );
-    let heads = [
-        "",
-        "REQUESTS",
-        "WARM",
-        "COLD",
-        "REFUSED",
-        "LOADS",
-        "EVICTIONS",
-        "WAIT P50, S",
-        "P99",
-        "COLD WAIT P50, S",
-        "P99",
-        "ANSWER P50, S",
-        "P99",
-    ];
-    table(&heads, rows) + &ending_text(document)
+    let rows = COMPARED.map(|(words, key, is_time)| {
+        let figure = |run: &str| match document[run][key].as_f64() {
+            Some(seconds) if is_time => format!("{seconds:.3} s"),
+            _ => text_of(&document[run], key),
+        };
+        vec![words.to_owned(), figure("recorded"), figure("simulated"), figure("what_if")]
+    });
+    table(&["", "AS RECORDED", "SIMULATED AS IT WAS", "WHAT IF"], rows) + &ending_text(document)
 }

@@ -147,7 +147,7 @@ impl Disk {
                 Ok(purged) => {
                     let (blocks, complete) = (purged.dropped.blocks, purged.is_complete);
                     tracing::info!(blocks, complete, "a trust domain's KV was purged");
-                    if complete { Ok(()) } else { Err(NotErased::Late) }
+                    if complete { Ok(()) } else { Err(not_erased(&segments)) }
                 }
                 Err(error) => {
                     tracing::error!(%error, "a trust domain's KV could not be purged");
@@ -169,11 +169,20 @@ impl Disk {
         });
     }
 
-    /// Does something once what was given up has left the disk.
-    pub(super) fn when_cleared(&self, then: impl FnOnce(bool) + Send + 'static) {
+    /// Does something once what was given up has left the disk, or will not.
+    pub(super) fn when_cleared(&self, then: impl FnOnce(Result<(), NotErased>) + Send + 'static) {
         let segments = Arc::clone(&self.segments);
-        tokio::task::spawn_blocking(move || then(segments.wait_until_cleared()));
+        tokio::task::spawn_blocking(move || {
+            let cleared = segments.wait_until_cleared();
+            then(if cleared { Ok(()) } else { Err(not_erased(&segments)) });
+        });
     }
+}
+
+/// Why bytes are still there: later is soon enough only where the disk works.
+fn not_erased(segments: &Segments) -> NotErased {
+    let fault = segments.figures().fault;
+    fault.map_or(NotErased::Late, |fault| NotErased::Failed { reason: fault.to_string() })
 }
 
 /// Tells the loop what the directory holds. A thread of its own: a disk that does not answer may keep it for ever, and

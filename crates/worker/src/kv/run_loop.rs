@@ -199,11 +199,11 @@ impl RunLoop {
         let notes = self.models.notes_of(&gone);
         match &self.disk {
             Some(disk) => disk.when_cleared(move |cleared| {
-                let erased = found && cleared;
-                if erased {
+                let erased = cleared.and(if found { Ok(()) } else { Err(NotErased::Late) });
+                if erased.is_ok() {
                     notes.remove();
                 }
-                answer([asker], &if erased { Ok(()) } else { Err(NotErased::Late) });
+                answer([asker], &erased);
             }),
             None => answer([asker], &Ok(())),
         }

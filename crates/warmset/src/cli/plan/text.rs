@@ -35,6 +35,11 @@ const LEFT_OUT: [(&str, &str); 8] = [
 const SHARES: [&str; 8] =
     ["utilisation", "waste", "efficiency", "mfu", "probability", "share", "same_replica", "fragmentation"];
 
+/// What a window of 100 columns leaves an indented table.
+const COLUMNS: usize = 98;
+/// Where a row's figures come from.
+const SOURCE: &str = "SOURCE";
+
 /// The whole document.
 pub(super) fn render(document: &Value) -> String {
     fields_and_sections(document).trim_start_matches('\n').to_owned()
@@ -99,7 +104,42 @@ fn table_of(rows: &[Value]) -> String {
     };
     let cells: Vec<Vec<String>> = rows.iter().map(|row| heads.iter().map(|head| cell(row, head)).collect()).collect();
     let heads: Vec<String> = heads.iter().map(|head| head.to_uppercase()).collect();
-    output::table(&heads.iter().map(String::as_str).collect::<Vec<_>>(), cells)
+    narrow_table(heads, cells)
+}
+
+/// A table that people can read without a wide window, as far as that can be: where figures come from stands below it,
+/// and one with more columns than rows is turned on its side.
+fn narrow_table(mut heads: Vec<String>, mut cells: Vec<Vec<String>>) -> String {
+    let mut notes = String::new();
+    if width(&heads, &cells) > COLUMNS
+        && let Some(place) = heads.iter().position(|head| head == SOURCE)
+    {
+        let sources = cells.iter_mut().map(|row| (row[0].clone(), row.remove(place)));
+        let sources: Vec<(String, String)> = sources.filter(|(_, source)| source != "-").collect();
+        let pairs: Vec<(&str, String)> = sources.iter().map(|(name, source)| (name.as_str(), source.clone())).collect();
+        heads.remove(place);
+        notes = format!("\nsources\n{}", output::fields(&pairs));
+    }
+    if width(&heads, &cells) > COLUMNS {
+        let turned = turned(&heads, &cells);
+        if width(&turned.0, &turned.1) <= COLUMNS {
+            (heads, cells) = turned;
+        }
+    }
+    output::table(&heads.iter().map(String::as_str).collect::<Vec<_>>(), cells) + &notes
+}
+
+/// Rows as columns.
+fn turned(heads: &[String], cells: &[Vec<String>]) -> (Vec<String>, Vec<Vec<String>>) {
+    let column = |place: usize| cells.iter().map(move |row| row[place].clone());
+    let line = |place: usize| std::iter::once(heads[place].clone()).chain(column(place)).collect::<Vec<_>>();
+    (line(0), (1..heads.len()).map(line).collect())
+}
+
+/// Columns of text that a table takes, with the space beside each.
+fn width(heads: &[String], cells: &[Vec<String>]) -> usize {
+    let longest = |place: usize| cells.iter().map(|row| row[place].chars().count()).max().unwrap_or_default();
+    heads.iter().enumerate().map(|(place, head)| head.chars().count().max(longest(place)) + 2).sum()
 }
 
 /// The cells of a row; a ceiling and what is reached of it share one.
@@ -140,7 +180,10 @@ fn figure(name: &str, value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::Bool(truth) => if *truth { "yes" } else { "no" }.to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => match text.parse() {
+            Ok(amount) if name.starts_with("cost") => money(amount),
+            _ => text.clone(),
+        },
         Value::Array(items) => {
             let nested = items.iter().any(Value::is_array);
             let items =
@@ -166,6 +209,11 @@ fn with_unit(name: &str, value: f64, fractional: bool) -> String {
         return format!("{} %", plain(100.0 * value));
     }
     if fractional { plain(value) } else { format!("{value}") }
+}
+
+/// Whole amounts with two digits behind the point, smaller ones with as many as tell something.
+fn money(amount: f64) -> String {
+    if amount.abs() >= 1.0 { format!("{amount:.2}") } else { plain(amount) }
 }
 
 /// Up to two minutes as a number of four digits, longer ones as a span beside it.
@@ -236,6 +284,8 @@ mod tests {
             ("sessions", json!(1_000_000), "1000000"),
             ("gain_ideal", json!(13.6533), "13.65"),
             ("fits", json!(false), "no"),
+            ("cost", json!("215.854715"), "215.85"),
+            ("cost_per_million_output_tokens", json!("0.0123456"), "0.01235"),
             ("least_prefix_tokens", json!(null), "-"),
             ("placement", json!([["a", "b"], ["c"]]), "[a, b], [c]"),
         ] {
@@ -253,5 +303,17 @@ mod tests {
             text.contains("BATCH") && text.contains("TOKENS PER SECOND") && text.contains("145.6/s | 94.6/s"),
             "{text}"
         );
+    }
+    #[test]
+    fn wide_tables_are_turned_on_their_side_and_their_sources_stand_below() {
+        let many: Map<String, Value> = (0..12).map(|number| (format!("a_long_name_{number}"), json!(number))).collect();
+        let text = render(&json!({"rows": [many.clone(), many]}));
+        assert!(text.contains("A LONG NAME 11  11  11\n"), "{text}");
+        let row =
+            |name: &str| json!({"name": name, "bytes_per_second": 7e9, "source": "a data sheet ".repeat(9).trim()});
+        let text = render(&json!({"rows": [row("one"), row("two")]}));
+        assert!(text.contains("one   7 GB/s\n") && text.contains("\n  sources\n  one: a data sheet a"), "{text}");
+        let short = render(&json!({"rows": [{"name": "one", "source": "a data sheet"}]}));
+        assert!(short.contains("NAME  SOURCE") && !short.contains("sources"), "{short}");
     }
 }

@@ -18,8 +18,9 @@ use serde_json::Value;
 
 /// Lines of events.
 const EVENT_LINES: u16 = 8;
-/// Columns of a tier's bar.
+/// Columns of a tier's bar, and how narrow a terminal has half of it, so that what it says in words fits beside it.
 const BAR_COLUMNS: usize = 40;
+const NARROW_COLUMNS: u16 = 130;
 /// What a bar is made of, in order: the field of the tier, the sign, the colour.
 const BAR: [(&str, &str, Color); 5] = [
     ("resident_bytes", "█", Color::Green),
@@ -44,7 +45,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Value, server: &str, view: 
     ];
     let [head, bars, models, events, foot] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(Paragraph::new(title(snapshot, server, view)), head);
-    frame.render_widget(Paragraph::new(tiers.iter().map(bar).collect::<Vec<_>>()), bars);
+    frame.render_widget(Paragraph::new(tiers.iter().map(|tier| bar(tier, bars.width)).collect::<Vec<_>>()), bars);
     draw_models(frame, models, snapshot, view);
     draw_events(frame, events, list(&snapshot["events"]));
     frame.render_widget(Paragraph::new(keys(view)), foot);
@@ -76,27 +77,29 @@ fn title(snapshot: &Value, server: &str, view: &View) -> Line<'static> {
     Line::styled(text, Style::new().add_modifier(Modifier::BOLD))
 }
 
-/// `host  ████▓▓··░░  1.2 GiB of 2.0 GiB ...`
-fn bar(tier: &Value) -> Line<'static> {
+/// `host  ████▓▓··░░  free 1.2 GiB of 2.0 GiB: resident ...`
+fn bar(tier: &Value, width: u16) -> Line<'static> {
+    let bar_columns = if width < NARROW_COLUMNS { BAR_COLUMNS / 2 } else { BAR_COLUMNS };
     let bytes = |key: &str| tier[key].as_u64().unwrap_or(0);
     let capacity = bytes("capacity_bytes").max(1);
     let mut spans = vec![Span::raw(format!("{:<6}", text_of(tier, "tier")))];
     let mut used = 0;
     for (key, sign, colour) in BAR {
-        let share = u128::from(bytes(key)) * BAR_COLUMNS as u128 / u128::from(capacity);
+        let share = u128::from(bytes(key)) * bar_columns as u128 / u128::from(capacity);
         // What is there at all is seen.
-        let wanted = usize::try_from(share).unwrap_or(BAR_COLUMNS).max(usize::from(bytes(key) > 0));
-        let columns = wanted.min(BAR_COLUMNS - used);
+        let wanted = usize::try_from(share).unwrap_or(bar_columns).max(usize::from(bytes(key) > 0));
+        let columns = wanted.min(bar_columns - used);
         used += columns;
         spans.push(Span::styled(sign.repeat(columns), Style::new().fg(colour)));
     }
-    spans.push(Span::raw(FREE.repeat(BAR_COLUMNS - used)));
-    // What is not there is not named: the line must fit.
+    spans.push(Span::raw(FREE.repeat(bar_columns - used)));
+    // What is not there is not named, and what matters most is said first: the line must fit.
     let there = BAR.iter().filter(|(key, _, _)| bytes(key) > 0);
     let parts: Vec<String> =
         there.map(|(key, _, _)| format!("{} {}", key.trim_end_matches("_bytes"), format_bytes(bytes(key)))).collect();
     let free = format_bytes(bytes("free_bytes"));
-    spans.push(Span::raw(format!("  {}, free {free} of {}", parts.join(", "), format_bytes(capacity))));
+    let colon = if parts.is_empty() { "" } else { ": " };
+    spans.push(Span::raw(format!("  free {free} of {}{colon}{}", format_bytes(capacity), parts.join(", "))));
     Line::from(spans)
 }
 
@@ -329,8 +332,11 @@ mod tests {
         let bar = "█".repeat(10) + "▓" + &"░".repeat(10) + &"·".repeat(19);
         assert_eq!(
             lines[1].split("  ").collect::<Vec<_>>()[1..],
-            [bar.as_str(), "resident 1.0 GiB, loading 1 B, reserve 1.0 GiB, free 2.0 GiB of 4.0 GiB"]
+            [bar.as_str(), "free 2.0 GiB of 4.0 GiB: resident 1.0 GiB, loading 1 B, reserve 1.0 GiB"]
         );
+        let narrow = drawn(&snapshot(), 100, 20, &mut View::default());
+        let whole = format!("{}▓{}{}  free 2.0 GiB of 4.0 GiB", "█".repeat(5), "░".repeat(5), "·".repeat(9));
+        assert!(narrow.contains(&whole) && narrow.contains("reserve 1.0 GiB\n"), "{narrow}");
         let model: Vec<&str> = lines[3].split_whitespace().collect();
         let expected =
             ["b*", "ready", "1.0", "GiB", "2.147", "0.250", "2", "4", "12", "ms/340", "ms", "-", "ffeeddccbbaa"];
