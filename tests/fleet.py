@@ -7,7 +7,7 @@ import socket
 import sys
 
 import openai
-from warmset import ROOT, Gateway
+from warmset import PATIENCE_SECONDS, ROOT, Gateway
 
 sys.path.insert(0, str(ROOT / "tests" / "servers"))
 
@@ -60,7 +60,7 @@ class Stream:
     """A stream that is read by hand. What the kernel takes for the reader before it reads can be limited."""
 
     def __init__(self, gateway, body, path=CHAT, receive_buffer_bytes=None):
-        self.connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+        self.connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_SECONDS)
         if receive_buffer_bytes is not None:
             self.connection.connect()
             self.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -84,7 +84,7 @@ class Stream:
 
 
 def client_of(gateway):
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="callers-key", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="callers-key", max_retries=0, timeout=PATIENCE_SECONDS)
 
 
 def partial(gateway, body, path=CHAT):

@@ -4,7 +4,7 @@ import threading
 import time
 
 import openai
-from warmset import wait_for
+from warmset import PATIENCE_SECONDS, wait_for
 
 
 class SteadyLoad:
@@ -30,7 +30,7 @@ class SteadyLoad:
         self.answers.append((asked, time.monotonic(), digest))
 
     def run(self, stream):
-        client = openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="unused", max_retries=0, timeout=120)
+        client = openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_SECONDS)
         while not self.stopped.is_set():
             try:
                 self.ask(client, stream)

@@ -93,7 +93,7 @@ def test_half_open_connections_are_closed_and_others_do_not_feel_them_E1(server)
         busy = latencies(200)
         assert server.complete(MODEL)[0] == 200
         # All of them are closed by the server, however they drip.
-        wait_for(lambda: descriptors(server) <= before + 20, lambda: f"{descriptors(server)} descriptors, {before} before", 90, 0.5)
+        wait_for(lambda: descriptors(server) <= before + 20, lambda: f"{descriptors(server)} descriptors, {before} before", pause=0.5)
     finally:
         ended.set()
         dripping.join()
@@ -335,6 +335,8 @@ def neighbours_unharmed(server, name, action):
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
+    # It is warm before anything happens, and is asked while it does, however soon that is over.
+    wait_for(lambda: outcomes or not asking.is_alive(), "the neighbour answers")
     try:
         return action()
     finally:

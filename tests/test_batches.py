@@ -13,7 +13,7 @@ FINAL = ("completed", "failed", "expired", "cancelled")
 
 
 def client_of(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=warmset.PATIENCE_SECONDS)
 
 
 def line(number, url="/v1/completions", **body):
@@ -32,12 +32,17 @@ def begin(client, lines, endpoint="/v1/completions", **options):
     )
 
 
-def ended(client, batch, seconds=warmset.PATIENCE_SECONDS):
+def ended(client, batch):
+    """The batch once it has ended, however long that takes as long as its lines are answered."""
     def look():
         found = client.batches.retrieve(batch.id)
         return found if found.status in FINAL else None
 
-    return wait_for(look, lambda: f"the batch ends: {client.batches.retrieve(batch.id)}", seconds=seconds, pause=0.1)
+    def so_far():
+        found = client.batches.retrieve(batch.id)
+        return found.status, found.request_counts
+
+    return wait_for(look, lambda: f"the batch ends: {client.batches.retrieve(batch.id)}", pause=0.1, progress=so_far)
 
 
 def records(client, file_id):
@@ -208,9 +213,11 @@ def test_a_batch_can_be_taken_back_and_keeps_what_it_has(client):
 def test_a_batch_leaves_room_for_those_who_wait(client, server):
     """While a long batch runs, a caller never waits for one of its lines: a slot is always left."""
     batch = begin(client, [line(number, model="slow", max_tokens=40) for number in range(60)])
-    wait_for(lambda: server.metric("warmset_running_requests", model="slow") > 0, "lines run")
+    running = lambda: server.metric("warmset_running_requests", model="slow")  # noqa: E731
+    wait_for(lambda: running() > 0, "lines run")
     for _ in range(5):
-        assert server.metric("warmset_running_requests", model="slow") <= 3
+        # Who has just been answered is counted for a moment longer. A line in the last slot would be there for two seconds.
+        assert min(running() for _ in range(5)) <= 3
         status, headers, _ = server.complete("slow", max_tokens=1)
         assert status == 200
     assert client.batches.retrieve(batch.id).status == "in_progress"
@@ -227,7 +234,9 @@ def test_kill_9_runs_no_line_again_that_was_answered(pool, models):
     answered = {}
     for turn in range(4):
         before = len(answered)
-        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed > before, "lines are answered")
+        # More than before, or all of them: the machine may have answered the rest while nobody looked.
+        done = lambda: client.batches.retrieve(batch.id).request_counts.completed  # noqa: E731
+        wait_for(lambda: done() > before or before == count, "lines are answered")
         engines = server.engines()
         server.kill()
         wait_for(lambda: not any(map(warmset.alive, engines)), "no engine is left")

@@ -115,7 +115,7 @@ def test_a_pinned_model_that_is_unloaded_says_that_it_stays_out(server, tmp_path
 
 
 def test_profile_measures_and_keeps_the_measurement(server):
-    profile = server.cli_json("model", "profile", "smollm2", timeout=300)
+    profile = server.cli_json("model", "profile", "smollm2", timeout=1200)
     assert profile["digest"] == server.digest("smollm2")
     assert 0 < profile["load_seconds"]
     # More than the file is resident, and loading takes at least what stays.

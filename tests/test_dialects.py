@@ -287,7 +287,10 @@ def test_what_responses_cannot_do_is_refused_by_name(chat, fields, param):
 def test_a_client_that_leaves_frees_its_slot(server, path):
     import socket
 
-    body = {"model": MODEL, "stream": True, "max_tokens": 900, "input": "Once", "messages": [{"role": "user", "content": "Once"}]}
+    # A long answer, each time: one that ends by itself soon might be over before anybody looks.
+    question = "Write the numbers from one to one thousand in words, each on a line of its own."
+    body = {"model": MODEL, "stream": True, "max_tokens": 900, "temperature": 0, "input": question,
+            "messages": [{"role": "user", "content": question}]}
     text = json.dumps(body)
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:

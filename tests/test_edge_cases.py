@@ -248,7 +248,7 @@ def test_a_damaged_catalog_is_felt_by_no_warm_request_and_named_at_the_next_star
     with open(path, "r+b") as file:
         file.write(b"\xff" * 4096)
     server.start(wait=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(warmset.PATIENCE_SECONDS) == 1
     assert "is damaged" in server.log_tail(1000) and "restore the file" in server.log_tail(1000), server.log_tail()
     server.process = None  # that it ended with 1 is right here
 
@@ -266,7 +266,7 @@ def test_sigterm_under_load_loses_nobody_who_was_accepted_E20(pool, tmp_path):
         while chunk := stream.recv(65536):
             received += chunk
         assert b"data: [DONE]" in received, received[-300:]
-    assert server.process.wait(60) == 0
+    assert server.process.wait(warmset.PATIENCE_SECONDS) == 0
     wait_for(lambda: not any(map(warmset.alive, engines)), "no engine is left")
 
 
@@ -279,7 +279,7 @@ def test_a_caller_that_does_not_read_is_cut_and_its_slot_freed_E26(pool, tmp_pat
     before = warmset.resident_set_bytes(server.pid)
     slow = begin_stream(server, "m", 4_000_000, receive_bytes=4096)
     with warmset.Sampler(lambda: warmset.resident_set_bytes(server.pid), 0.2) as sampler:
-        wait_for(lambda: server.metric("warmset_running_requests", model="m") == 0, "its slot is free", seconds=150, pause=0.2)
+        wait_for(lambda: server.metric("warmset_running_requests", model="m") == 0, "its slot is free", pause=0.2)
     assert max(sampler.samples) - before < 256 * MEBIBYTE, "what is held for it is bounded"
     assert server.complete("m")[0] == 200, "the only slot is free for the next"
     received = b""
@@ -360,20 +360,20 @@ def test_a_clock_set_back_an_hour_changes_no_duration_and_schedules_follow_it_E3
     seconds = server.metric("warmset_request_duration_seconds_sum", model="m")
     assert 0 < seconds < time.monotonic() - set_back + 60
     # Times to live and keep-alive count on.
-    wait_for(lambda: job(server, late["id"])["status"] == "expired", lambda: f"it expires: {job(server, late['id'])}", seconds=60)
-    wait_for(lambda: state(server, "brief") == "absent", "keep-alive ends", seconds=60)
+    wait_for(lambda: job(server, late["id"])["status"] == "expired", lambda: f"it expires: {job(server, late['id'])}")
+    wait_for(lambda: state(server, "brief") == "absent", "keep-alive ends")
     # The schedule follows the wall, told within half a minute: half past eleven is before the window, and the model may leave.
     server.cli("model", "unload", "planned")
-    wait_for(lambda: state(server, "planned") == "absent", "it may leave", seconds=90)
+    wait_for(lambda: state(server, "planned") == "absent", "it may leave")
     # After a restart with the clock still set back a job has no more time than it had.
     _, _, late = submit(server, "endless")
     server.kill()
     clock.shift(-3600)
     server.start()
-    wait_for(lambda: job(server, late["id"])["status"] == "expired", lambda: f"it expires: {job(server, late['id'])}", seconds=60)
+    wait_for(lambda: job(server, late["id"])["status"] == "expired", lambda: f"it expires: {job(server, late['id'])}")
     assert state(server, "planned") == "absent", "half past ten is before its window"
     clock.shift(+2 * 3600)
-    wait_for(lambda: state(server, "planned") == "ready", "the window is open again", seconds=90)
+    wait_for(lambda: state(server, "planned") == "ready", "the window is open again")
     assert server.complete("m")[0] == 200
 
 

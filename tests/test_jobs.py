@@ -177,7 +177,8 @@ def test_jobs_are_counted_while_they_wait_and_when_they_end(server):
     wait_for(lambda: server.metric("warmset_jobs_unfinished") == 0, "those of other tests have ended")
     before = server.metric("warmset_jobs_total", outcome="cancelled"), server.metric("warmset_jobs_total", outcome="succeeded")
     _, _, document = submit(server, "slow")
-    assert sum(server.metric("warmset_jobs_unfinished", status=status) for status in ("queued", "loading", "running")) == 1
+    # In one look: between two of them it comes from one state into the next.
+    assert server.metric("warmset_jobs_unfinished") == 1
     server.request("DELETE", f"/v1/jobs/{document['id']}")
     _, _, document = submit(server, "m")
     ended(server, document["id"])
@@ -279,8 +280,10 @@ def test_a_job_has_its_time_and_so_has_its_answer(pool, tmp_path):
     fast = synthetic_model(tmp_path, "fast")
     server = pool(
         models=[{"name": name, "source": file, "engine": "synthetic"} for name, file in (("slow", slow), ("fast", fast))],
-        gateway={"job_time_to_live": "2s"},
+        gateway={"job_time_to_live": "5s"},
     )
+    # A load of its own would be a matter of how busy the machine is.
+    server.cli("model", "load", "fast")
     document = ended(server, submit(server, "slow")[2]["id"])
     assert document["status"] == "expired" and document["error"]["code"] == "job_expired"
     document = ended(server, submit(server, "fast")[2]["id"])
@@ -289,13 +292,15 @@ def test_a_job_has_its_time_and_so_has_its_answer(pool, tmp_path):
 
 def test_the_better_tier_goes_first(pool, tmp_path):
     """One at a time: what was handed in last as `priority` is answered before what waits as `flex`."""
-    model = synthetic_model(tmp_path, "one", load_seconds=1.0, decode_seconds_per_token=0.05)
+    # The load is still under way when the last one is handed in, and several of the others take seconds after it.
+    model = synthetic_model(tmp_path, "one", load_seconds=3.0, decode_seconds_per_token=0.05)
     server = pool(models=[{"name": "one", "source": model, "engine": "synthetic", "max_concurrency": 1, "parallel": 1}])
     tiers = ["flex"] * 8 + ["priority"]
     names = [submit(server, "one", max_tokens=10, service_tier=tier)[2]["id"] for tier in tiers]
     urgent = wait_for(lambda: job(server, names[-1])["status"] == "succeeded", "the urgent one is answered")
     assert urgent
-    assert sum(job(server, name)["status"] != "succeeded" for name in names[:-1]) > 0
+    # Looked at from the last one on: those in front end while the others are asked for.
+    assert sum(job(server, name)["status"] != "succeeded" for name in reversed(names[:-1])) > 0
 
 
 def test_kill_9_loses_no_job_and_answers_each_once(pool, models):
@@ -376,7 +381,7 @@ def test_a_drain_keeps_what_waits_for_the_next_start(pool, tmp_path):
 
 
 def client_of(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=120, max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=warmset.PATIENCE_SECONDS, max_retries=0)
 
 
 def response_ended(client, name):

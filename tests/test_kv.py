@@ -32,6 +32,18 @@ def ask(server, tokens, max_tokens=24, name=NAME, timeout=warmset.PATIENCE_SECON
     return body["choices"][0]["text"], usage["prompt_tokens_details"]["cached_tokens"]
 
 
+def ask_from_disk(server, tokens):
+    """The first answer after a start. A disk that hangs longer than computing would take is not waited for: then another start."""
+    for _ in range(5):
+        answer = ask(server, tokens)
+        if answer[1] > 0 or model_view(server)["abandoned"] == 0:
+            break
+        assert server.stop() == 0
+        server.start()
+        wait_for_blocks_on_disk_by_digest(server)
+    return answer
+
+
 def kv(server):
     return server.admin_json("/admin/v1/kv")
 
@@ -111,7 +123,9 @@ def test_a_shared_beginning_is_used_and_what_follows_is_not(pool, models, expect
     shared = prompt(3, 3 * BLOCK_TOKENS)
     prompts = [shared + prompt(seed, 2 * BLOCK_TOKENS) for seed in (4, 5, 6)]
     assert ask(server, prompts[0]) == (expected(prompts[0]), 0)
-    for tokens in prompts[1:]:
+    for number, tokens in enumerate(prompts[1:]):
+        # A save is waited for, and not for long: the next request takes the place.
+        wait_for_blocks(server, 3 + number + 1)
         assert ask(server, tokens) == (expected(tokens), 3 * BLOCK_TOKENS)
     wait_for_blocks(server, 3 + 3 * 1)
     server.cli("model", "unload", NAME)
@@ -226,7 +240,7 @@ def test_prefixes_outlive_the_server(pool, models, expected, tmp_path, end):
         server.kill()
     server.start()
     wait_for_blocks_on_disk_by_digest(server)
-    text, cached = ask(server, tokens)
+    text, cached = ask_from_disk(server, tokens)
     assert (text, cached) == (expected(tokens), BLOCKS * BLOCK_TOKENS)
     assert model_view(server)["hit_tokens"] == {"device": 0, "host": 0, "disk": cached}
     assert kv(server)["rejected"] == {}
@@ -303,7 +317,7 @@ def test_what_is_cleared_is_nowhere_any_more(pool, models, expected, tmp_path, e
     wait_for_blocks(server, BLOCKS, "disk")
     server.stop()
     server.start()
-    assert ask(server, tokens) == (expected(tokens), BLOCKS * BLOCK_TOKENS), "what came after it is kept"
+    assert ask_from_disk(server, tokens) == (expected(tokens), BLOCKS * BLOCK_TOKENS), "what came after it is kept"
 
 
 def test_what_was_asked_of_a_model_that_is_removed_goes_with_it(pool, models, expected, tmp_path):
@@ -372,7 +386,7 @@ def test_what_was_asked_of_a_version_that_is_removed_goes_with_it_and_no_other(t
     server.kill()
     server.start()
     warmset.wait_for(lambda: kv(server)["blocks"] == KEPT, lambda: kv(server))
-    assert ask(server, tokens)[1] == BLOCKS * BLOCK_TOKENS, "the other one's stays"
+    assert ask_from_disk(server, tokens)[1] == BLOCKS * BLOCK_TOKENS, "the other one's stays"
     assert server.digest(NAME) == kept and blocks_on_disk(server) == {kept: KEPT}
 
 
@@ -423,7 +437,9 @@ def test_a_directory_that_is_removed_under_the_server_is_told_of(pool, models, e
     warmset.wait_for(lambda: kv(server)["disk_fault"], lambda: kv(server))
     text = server.cli("kv").stdout
     assert "written no more" in text and "was replaced or removed" in text, text
-    told = [line for line in server.log_path.read_text().splitlines() if "was replaced or removed" in line]
+    lines = lambda: [line for line in server.log_path.read_text().splitlines() if "was replaced or removed" in line]  # noqa: E731
+    warmset.wait_for(lines, "the log says so")
+    told = lines()
     assert len(told) == 1 and "ERROR" in told[0] and "restart the server" in told[0], told
     assert not place.exists(), "nothing of it is made anew"
     server.cli("model", "unload", NAME)

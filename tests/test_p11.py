@@ -111,7 +111,8 @@ def test_one_slot_of_four_is_kept_for_critical_work(server):
 
     with ThreadPoolExecutor(16) as threads:
         with warmset.Sampler(in_flight, pause=0.01) as sampler:
-            standard = [threads.submit(server.complete, name, max_tokens=40) for _ in range(10)]
+            # Two seconds each, in turns of three: long after the critical one, whatever the machine does meanwhile.
+            standard = [threads.submit(server.complete, name, max_tokens=400) for _ in range(10)]
             warmset.wait_for(lambda: in_flight() == CONCURRENCY - 1, "three of four slots are in use")
             asked = time.monotonic()
             status, _, _ = server.complete(name, max_tokens=1, service_tier="priority")

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import replay as day
@@ -264,12 +265,18 @@ def busy(module_pool, tmp_path_factory):
 
 
 def test_a_running_server_is_recorded_from_the_middle_on(busy, tmp_path):
-    server, _ = busy
+    server, callers = busy
     path = tmp_path / "run.jsonl"
-    taken = server.cli_json("admin", "record", "--out", path, "--seconds", "3")
+    with ThreadPoolExecutor(1) as thread:
+        recording = thread.submit(server.cli_json, "admin", "record", "--out", path, "--seconds", "3")
+        warmset.wait_for(lambda: recording.done() or path.exists() and path.stat().st_size > 0, "the recording has begun")
+        seen = callers.asked
+        taken = recording.result()
+        asked = callers.asked - seen
     assert taken["ended"] == "its time is over" and taken["bytes"] == path.stat().st_size
     document = replayed(path)
-    assert counts(document)["worker"] > 50 and document["ended"] == "its time is over"
+    # Each request makes several events, whatever the machine gets done in three seconds.
+    assert counts(document)["worker"] > max(asked, 10) and document["ended"] == "its time is over"
     assert path.stat().st_mode & 0o777 == 0o600 and SECRET not in path.read_text()
     again = server.cli("admin", "record", "--out", path, "--seconds", "1", check=False)
     assert again.returncode == 1 and "exists" in again.stderr, "nothing is written over"
@@ -319,6 +326,8 @@ def test_requests_that_gave_way_are_in_a_recording(pool, models, tmp_path):
     specs = [{"name": name, "source": str(models[file]), "context_tokens": 1024, "parallel": 1}
              for name, file in (("long", "q4_1"), ("other", "q8_0"))]
     server = pool("430MiB", "128MiB", specs, worker={"cores": 1}, arguments=["--record", str(path)])
+    # It runs, and does not wait for a load, when the other one comes.
+    server.cli("model", "load", "long")
     batch = threading.Thread(target=server.complete, args=("long", "Tell me a story.", 300),
                              kwargs={"service_tier": "flex", "ignore_eos": True})
     batch.start()

@@ -87,24 +87,19 @@ def facts(events, kind, name=None):
 
 def test_a_cold_model_is_not_evicted_before_its_own_request_has_run_L1(pool, tmp_path):
     server = pool_for(pool, 1, 64, [spec(tmp_path, name, load_seconds=0.3, decode_seconds_per_token=0.02) for name in "ab"])
-    order = []
-
-    def call(name):
-        headers = ask(server, name, max_tokens=5)
-        order.append(name)
-        return headers
-
-    with ThreadPoolExecutor(2) as threads:
-        for _ in range(3):
-            order.clear()
+    rounds = 3
+    with Events(server) as events, ThreadPoolExecutor(2) as threads:
+        for _ in range(rounds):
             for name in "ab":
                 server.cli("model", "unload", name)
-            first = threads.submit(call, "a")
+            first = threads.submit(ask, server, "a", max_tokens=5)
             wait_for(lambda: state(server, "a") != "absent", "a is on its way")
-            second = threads.submit(call, "b")
-            first.result()
-            second.result()
-            assert order == ["a", "b"]
+            second = threads.submit(ask, server, "b", max_tokens=5)
+            assert first.result()["warmset-start"] == second.result()["warmset-start"] == "cold"
+        # There is room for one: whoever had left before its own request ran would have been loaded again for it.
+        begun = lambda: [event["model"] for event in facts(events, "load_started")]  # noqa: E731
+        wait_for(lambda: len(begun()) >= 2 * rounds, lambda: f"all loads are told: {begun()}")
+        assert begun() == ["a", "b"] * rounds
 
 
 def test_simultaneous_cold_requests_all_finish_L2(pool, tmp_path):
@@ -227,8 +222,11 @@ def test_two_hot_models_with_room_for_one_swap_at_a_bounded_rate_L8(pool, tmp_pa
     alarms = Events(server)
     with alarms, ThreadPoolExecutor(4) as threads:
 
+        raised = lambda: any(event["raised"] for event in facts(alarms, "thrash_alarm"))  # noqa: E731
+
         def hammer(name):
-            while time.monotonic() - started < 8:
+            # On a busy machine as long as it takes to swap a few times.
+            while time.monotonic() - started < 8 or not raised() and time.monotonic() - started < warmset.PATIENCE_SECONDS:
                 status, headers, _ = server.complete(name, max_tokens=2)
                 outcomes.append(status)
                 if status != 200:
@@ -240,7 +238,7 @@ def test_two_hot_models_with_room_for_one_swap_at_a_bounded_rate_L8(pool, tmp_pa
         swaps = len(facts(alarms, "load_finished"))
         assert outcomes.count(200) > 0
         assert 2 <= swaps <= took / residency_seconds + 2, (swaps, took)
-        wait_for(lambda: any(event["raised"] for event in facts(alarms, "thrash_alarm")), "the thrash alarm fires")
+        wait_for(raised, "the thrash alarm fires")
 
 
 def test_two_hundred_cycles_leave_nothing_behind_L9(pool, tmp_path):
@@ -295,15 +293,16 @@ def test_probes_scrapes_and_listings_are_no_use_L12(pool, tmp_path):
 
     with Sampler(look, pause=0.02):
         wait_for_state(server, "a", "absent")
+    # Metrics hear of it a moment after the state has changed.
+    wait_for(lambda: server.metric("warmset_model_evictions_total", reason="keep_alive") == 1, "its end is counted")
     assert server.metric("warmset_model_loads_total") == 1
-    assert server.metric("warmset_model_evictions_total", reason="keep_alive") == 1
 
 
 def test_a_load_outlives_the_request_that_asked_for_it_L13(pool, tmp_path):
     server = pool_for(pool, 1, 32, [spec(tmp_path, "slow", 32, load_seconds=2.5)], gateway={"first_byte_timeout": "500ms"})
     status, headers, body = server.complete("slow")
     assert status in (503, 504), body
-    assert state(server, "slow") in ("loading", "ready")
+    assert state(server, "slow") in ("verifying", "loading", "ready")
     wait_for_state(server, "slow", "ready")
     assert ask(server, "slow")["warmset-start"] == "warm"
 
@@ -320,16 +319,18 @@ def leave_early(server, name):
 def test_a_load_nobody_waits_for_is_given_up_L14(pool, tmp_path):
     server = pool_for(pool, 1, 32, [spec(tmp_path, "slow", 32, load_seconds=60)])
     leave_early(server, "slow")
-    wait_for_state(server, "slow", "absent", seconds=30)
+    wait_for_state(server, "slow", "absent")
     assert server.metric("warmset_model_loads_total", outcome="ok") == 0
 
 
 def test_a_load_somebody_else_waits_for_goes_on_L14(pool, tmp_path):
-    server = pool_for(pool, 1, 32, [spec(tmp_path, "slow", 32, load_seconds=1.5)])
+    # It lasts until the other one has been seen to leave, on a busy machine, too.
+    server = pool_for(pool, 1, 32, [spec(tmp_path, "slow", 32, load_seconds=4.0)])
     with ThreadPoolExecutor(1) as thread:
         patient = thread.submit(ask, server, "slow")
         leave_early(server, "slow")
         assert patient.result()["warmset-start"] == "cold"
+    wait_for(lambda: server.metric("warmset_model_loads_total", outcome="ok") > 0, "the load is counted")
     assert server.metric("warmset_model_loads_total", outcome="ok") == 1
 
 
@@ -364,7 +365,7 @@ def test_a_pinned_model_whose_process_dies_comes_back_L16(pool, tmp_path):
     pid = pid_of(server, "pinned")
     os.kill(pid, signal.SIGKILL)
     # Meanwhile its bytes are still its own: nobody else gets in.
-    status, headers, body = server.complete("other", timeout=30)
+    status, headers, body = server.complete("other")
     assert status == 503 and "retry-after" in headers, body
     wait_for(lambda: state(server, "pinned") == "ready" and pid_of(server, "pinned") not in (None, pid), "it is back")
     ask(server, "pinned")
@@ -374,11 +375,12 @@ def test_a_pinned_model_whose_process_dies_comes_back_L16(pool, tmp_path):
 
 def test_a_load_counts_as_work_when_idle_models_leave_and_when_the_server_stops_L18(pool, tmp_path):
     """Neither a keep-alive shorter than the load nor a stop in the middle of it costs the caller its answer."""
-    models = [spec(tmp_path, "slow", 32, load_seconds=2.0, model={"keep_alive": "100ms"})]
+    # Long enough to be seen loading.
+    models = [spec(tmp_path, "slow", 32, load_seconds=5.0, model={"keep_alive": "100ms"})]
     server = pool_for(pool, 1, 32, models)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(ask, server, "slow")
         wait_for_state(server, "slow", "loading")
         server.process.send_signal(signal.SIGTERM)
         assert waiting.result()["warmset-start"] == "cold"
-    assert server.process.wait(30) == 0
+    assert server.process.wait(warmset.PATIENCE_SECONDS) == 0

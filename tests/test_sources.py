@@ -19,6 +19,8 @@ from https import FileServer
 from warmset import run_command, synthetic_model, wait_for
 
 NAME = "SmolLM2.gguf"
+# Who sends may hold a transfer for as long as a test takes to look at it.
+HELD = {"stall_timeout": "600s"}
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_a_server_starts_without_what_is_far_and_brings_it_here(pool, files, mod
     far = {"name": "far", "source": files.url(f"/{NAME}"), "context_tokens": 512}
     lost = {"name": "lost", "source": files.url("/absent.gguf"), "pin": True}
     files.hold_after = 1 << 20
-    server = pool(memory="800MiB", reserve="128MiB", models=[near, far, lost], sources=files.sources())
+    server = pool(memory="800MiB", reserve="128MiB", models=[near, far, lost], sources=files.sources(**HELD))
     assert server.complete("near")[0] == 200
     status, headers, body = server.complete("far")
     assert status == 503 and body["error"]["code"] == "model_loading" and int(headers["retry-after"]) > 0
@@ -84,7 +86,7 @@ def test_a_server_refuses_addresses_that_are_not_public_E11(pool, files):
 
 def test_a_fetch_is_seen_while_it_lasts(pool, files, models):
     files.hold_after = 20 << 20
-    server = pool(memory="800MiB", reserve="128MiB", sources=files.sources())
+    server = pool(memory="800MiB", reserve="128MiB", sources=files.sources(**HELD))
     with warmset.Events(server) as events:
         body = {"name": "far", "source": files.url(f"/{NAME}?token=SECRET")}
         adding = threading.Thread(target=lambda: server.post("/admin/v1/models", body, admin=True))
@@ -110,7 +112,7 @@ def test_a_fetch_is_seen_while_it_lasts(pool, files, models):
 
 def test_a_caller_that_gives_up_ends_its_fetch_and_the_next_goes_on(pool, files, models):
     files.hold_after = 20 << 20
-    server = pool(memory="800MiB", reserve="128MiB", sources=files.sources())
+    server = pool(memory="800MiB", reserve="128MiB", sources=files.sources(**HELD))
     body = json.dumps({"name": "far", "source": files.url(f"/{NAME}")})
     caller = socket.create_connection(("127.0.0.1", server.admin_port))
     head = f"POST /admin/v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -145,7 +147,7 @@ def test_a_fetch_without_a_server_survives_kill_9(tmp_path, files, models):
     first.wait()
     files.hold_after = None
     files.go_on.set()
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=warmset.PATIENCE_SECONDS)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     ranges = files.ranges(f"/{NAME}")

@@ -142,7 +142,7 @@ def test_json_objects_and_grammars(client):
 
 
 def test_hostile_grammars_and_schemas_leave_the_engine_alone(client, server):
-    pid = server.engines()
+    before = set(server.engines())
     nested = "(" * 3000 + '"a"' + ")" * 3000
     deep = {"type": "string"}
     for _ in range(8):
@@ -174,7 +174,8 @@ def test_hostile_grammars_and_schemas_leave_the_engine_alone(client, server):
     assert set(outcomes) <= {"refused", "stop", "length"}, outcomes
     assert outcomes.count("refused") >= 4, outcomes
     assert ask(client, "Say hello.", max_tokens=4).choices[0].message.content
-    assert server.engines() == pid, "no engine was lost"
+    # A spare may have begun meanwhile.
+    assert before and before <= set(server.engines()), "no engine was lost"
 
 
 def test_log_probabilities(client):

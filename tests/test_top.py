@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from warmset import BINARY, CommandFailed, synthetic_model, wait_for
+from warmset import BINARY, PATIENCE_SECONDS, CommandFailed, synthetic_model, wait_for
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -104,13 +104,13 @@ class Screen:
             self.read()
             return words in ESCAPE.sub(" ", self.text)
 
-        wait_for(seen, lambda: f"the screen shows {words!r}: {self.text[-3000:]!r}", seconds=60)
+        wait_for(seen, lambda: f"the screen shows {words!r}: {self.text[-3000:]!r}")
 
     def press(self, keys):
         os.write(self.terminal, keys.encode())
 
     def ended(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             self.read()
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -20,9 +20,10 @@ BINARY = Path(os.environ.get("WARMSET_BINARY", ROOT / "target" / "release" / "wa
 MODELS = ROOT / "build" / "models"
 # The kernel hands out ephemeral ports from 32768 up: fixed ports stay below, so that no outgoing connection takes one.
 PORTS = range(18000, 31000)
+handed_out = set()
 MEBIBYTE = 1 << 20
 # Generous on purpose: a wait ends when its condition holds, and this only bounds a test that has failed.
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 
 
 def model_files():
@@ -41,10 +42,12 @@ def model_files():
 
 
 def free_ports(count):
-    """Ports that nobody listens on now."""
+    """Ports that nobody listens on now, and that nobody here was given before: it may listen only later."""
     chosen = []
     while len(chosen) < count:
         port = random.choice(PORTS)
+        if port in handed_out and len(handed_out) < len(PORTS) // 2:
+            continue
         with contextlib.closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -53,16 +56,20 @@ def free_ports(count):
                 continue
         if port not in chosen:
             chosen.append(port)
+    handed_out.update(chosen)
     return chosen
 
 
-def wait_for(condition, what, seconds=PATIENCE_SECONDS, pause=0.02):
-    """Polls until `condition()` is true and returns its value."""
-    deadline = time.monotonic() + seconds
+def wait_for(condition, what, seconds=PATIENCE_SECONDS, pause=0.02, progress=None):
+    """Polls until `condition()` is true and returns its value. Where `progress()` says how far long work is, patience begins
+    anew whenever that has changed."""
+    deadline, last = time.monotonic() + seconds, None
     while True:
         value = condition()
         if value:
             return value
+        if progress is not None and (now := progress()) != last:
+            deadline, last = time.monotonic() + seconds, now
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
         time.sleep(pause)
@@ -142,7 +149,7 @@ class Server:
     def log_tail(self, characters=4000):
         return self.log_path.read_text(errors="replace")[-characters:] if self.log_path.exists() else ""
 
-    def stop(self, seconds=60):
+    def stop(self, seconds=120):
         """Ends the server as an operator does, and waits until it is gone. Returns its exit code."""
         if self.process is None:
             return None

@@ -1,9 +1,11 @@
 """A server with OpenAI's routes that does what no real one does on purpose: the faults that a command can have."""
 
 import argparse
+import contextlib
 import http.server
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -99,5 +101,16 @@ class Server(http.server.ThreadingHTTPServer):
         print("a caller hung up", flush=True)
 
 
+def listening():
+    if given.fault != "wrong_port":
+        return Server(("127.0.0.1", given.port), Handler)
+    # Below the ports that the kernel hands out: the one next to ours may be that of an outgoing connection.
+    while True:
+        with contextlib.suppress(OSError):
+            server = Server(("127.0.0.1", random.randrange(18000, 31000)), Handler)
+            print(f"listening on {server.server_port}", flush=True)
+            return server
+
+
 print("crafted server begins", flush=True)
-Server(("127.0.0.1", given.port + 1 if given.fault == "wrong_port" else given.port), Handler).serve_forever()
+listening().serve_forever()

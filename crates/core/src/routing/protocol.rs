@@ -86,7 +86,7 @@ impl Default for Weights {
 }
 
 /// A replica as it is configured.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaSettings {
     /// A hash of its stable name, the same at every gateway: its URL.
     pub identity: u64,

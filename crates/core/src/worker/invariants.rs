@@ -3,6 +3,7 @@
 use super::{
     Worker,
     model::{Model, Phase},
+    roster::Rules,
 };
 use crate::{
     ids::{Digest, PoolName, RequestId},
@@ -41,7 +42,7 @@ impl Worker {
     /// Checks every invariant; the first that does not hold.
     pub fn check(&self, now: Instant) -> Result<(), Violation> {
         self.check_requests()?;
-        if !self.models.lists_are_true() {
+        if *self.models.rules() != Rules::new(&self.settings) || !self.models.lists_are_true() {
             return Err(Violation::ListsOutOfDate);
         }
         for (digest, model) in self.models.iter() {

@@ -216,19 +216,18 @@ async fn dropping_a_process_kills_and_reaps_it() {
 #[tokio::test]
 async fn a_program_that_is_no_engine_is_an_error_in_time() {
     let directory = tempfile::tempdir().unwrap();
-    let options = SpawnOptions { log: directory.path().join("log"), hello_deadline: Duration::from_millis(200) };
-    let spawn = |program: &str| {
+    let spawn = |program: &str, hello_deadline: Duration| {
         let launcher = Launcher::new(program.into()).unwrap();
-        let options = options.clone();
+        let options = SpawnOptions { log: directory.path().join("log"), hello_deadline };
         async move { launcher.spawn(options).await.unwrap_err() }
     };
-    assert!(matches!(spawn("/nonexistent/program").await, SpawnError::System(_)));
-    assert!(matches!(spawn("/bin/false").await, SpawnError::Ended(_)));
+    assert!(matches!(spawn("/nonexistent/program", LONG).await, SpawnError::System(_)));
+    assert!(matches!(spawn("/bin/false", LONG).await, SpawnError::Ended(_)));
     let silent = directory.path().join("silent");
     std::fs::write(&silent, "#!/bin/sh\nexec sleep 3600\n").unwrap();
     std::fs::set_permissions(&silent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let began = Instant::now();
-    let error = spawn(silent.to_str().unwrap()).await;
+    let error = spawn(silent.to_str().unwrap(), Duration::from_millis(200)).await;
     assert!(matches!(error, SpawnError::Deadline(_)), "{error}");
     assert!(began.elapsed() >= Duration::from_millis(200));
 }

@@ -297,6 +297,8 @@ fn refused(proxy: &Proxy, call: &Call, refusal: Refusal) -> ApiError {
         Refusal::UnknownModel if proxy.endpoints().all().all(|endpoint| endpoint.models().is_empty()) => {
             ApiError::no_replica(None)
         }
+        // It is configured, and whoever serves it has not been there yet.
+        Refusal::UnknownModel if is_known(proxy, &call.prompt.model) => ApiError::no_replica(None),
         Refusal::UnknownModel => ApiError::model_not_found(&call.prompt.model),
         Refusal::Unavailable { retry_at } => ApiError::no_replica(retry_at.map(|at| at.since(proxy.clock.now()))),
         Refusal::TooMany => ApiError::too_many_requests(),

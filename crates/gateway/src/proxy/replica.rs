@@ -91,6 +91,8 @@ pub(super) struct Endpoint {
     pub(super) host: HeaderValue,
     pub(super) authorization: Option<HeaderValue>,
     heard: Mutex<Heard>,
+    /// What the router was told of it last.
+    entered: Mutex<Option<ReplicaSettings>>,
     /// Nobody took a connection there, as a request found out: whoever does next is another life.
     pub(super) gone: AtomicBool,
     /// It said that it has not what it listed.
@@ -133,6 +135,7 @@ impl Endpoint {
             host: HeaderValue::from_str(own.as_str()).ok()?,
             authorization,
             heard: Mutex::default(),
+            entered: Mutex::default(),
             gone: AtomicBool::new(false),
             list_is_old: AtomicBool::new(false),
             look_now: Notify::new(),
@@ -141,6 +144,10 @@ impl Endpoint {
 
     pub(super) fn heard(&self) -> MutexGuard<'_, Heard> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn entered(&self) -> MutexGuard<'_, Option<ReplicaSettings>> {
+        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The models that it answers for.

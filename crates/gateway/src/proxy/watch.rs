@@ -177,7 +177,6 @@ impl Looks {
             self.until_list -= 1;
             return;
         }
-        let before = endpoint.heard().clone();
         if read_models(proxy, endpoint).await {
             self.until_list = LOOKS_PER_LIST;
         }
@@ -187,10 +186,7 @@ impl Looks {
             heard.slots = Some(properties.total_slots.max(1));
             heard.capacity_tokens = context.map(|tokens| tokens.saturating_mul(u64::from(properties.total_slots)));
         }
-        let known = proxy.router().view(proxy.clock.now(), endpoint.id).is_some();
-        if *endpoint.heard() != before || !known {
-            enter(proxy, endpoint);
-        }
+        enter(proxy, endpoint);
     }
 
     async fn read_metrics(&mut self, proxy: &Proxy, endpoint: &Endpoint) {
@@ -256,10 +252,10 @@ pub(super) async fn read_lists(proxy: &Arc<Proxy>) {
         return;
     }
     let endpoints: Vec<_> = proxy.endpoints().all().cloned().collect();
-    let open = endpoints.into_iter().filter(|endpoint| endpoint.config.models.is_empty() && endpoint.heard().healthy);
-    let reads = open.map(async |endpoint| {
-        let before = endpoint.heard().models.clone();
-        if read_models(proxy, &endpoint).await && endpoint.heard().models != before {
+    let healthy = endpoints.into_iter().filter(|endpoint| endpoint.heard().healthy);
+    let reads = healthy.map(async |endpoint| {
+        // A look may have read the list, or have found a configured one healthy, and not have told the router yet.
+        if !endpoint.config.models.is_empty() || read_models(proxy, &endpoint).await {
             enter(proxy, &endpoint);
         }
     });
@@ -267,13 +263,20 @@ pub(super) async fn read_lists(proxy: &Arc<Proxy>) {
     *read_at = Some(Instant::now());
 }
 
-/// Tells the router of a replica, or of what it is by now, unless it has just left the list.
+/// Tells the router of a replica, or of what it is by now, unless it knows that or it has just left the list.
 fn enter(proxy: &Proxy, endpoint: &Endpoint) {
     let endpoints = proxy.endpoints();
     if endpoints.get(endpoint.id).is_none() {
         return;
     }
-    if !proxy.router().add(endpoint.id, endpoint.settings()) {
+    let mut entered = endpoint.entered();
+    let settings = endpoint.settings();
+    if entered.as_ref() == Some(&settings) {
+        return;
+    }
+    if proxy.router().add(endpoint.id, settings.clone()) {
+        *entered = Some(settings);
+    } else {
         tracing::warn!(replica = &*endpoint.name, "there are too many replicas: this one gets nothing");
     }
 }

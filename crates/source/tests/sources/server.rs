@@ -16,6 +16,9 @@ use warmset_core::Digest;
 use warmset_source::{Environment, FetchError, Fetcher, Gathered, Location, Part, Settings, Trust};
 use warmset_store::Store;
 
+/// Much longer than anything here takes.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
 /// A request as it came.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
@@ -135,12 +138,13 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Trusts this server's certificate and its address, and is quick to give up.
+    /// Trusts this server's certificate and its address, and tries again at once. Silence is waited for much longer than any
+    /// test takes, so that a busy machine is not taken for a server that stalls.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             allow_hosts: vec!["localhost".to_owned()],
             ca_file: Some(self.ca_file()),
-            stall_timeout: Duration::from_millis(300),
+            stall_timeout: LONG,
             retry_pause: Duration::from_millis(1),
             ..Settings::default()
         }

@@ -1,7 +1,7 @@
 //! Transfers: whole, cut off, stalled, changed, and with every kind of lie about them.
 
-use crate::server::{Server, Then, cut, file, honest, reply, sha256};
-use std::sync::Mutex;
+use crate::server::{LONG, Server, Then, cut, file, honest, reply, sha256};
+use std::{sync::Mutex, time::Duration};
 use warmset_source::{Environment, FetchError, Part, Settings};
 use warmset_store::StoreError;
 
@@ -46,7 +46,10 @@ async fn what_was_cut_off_goes_on_where_it_stopped() {
             if turn < 3 { (cut(answer, 200_000).0, then) } else { answer }
         })
         .await;
-        let gathered = server.fetch(&server.url("/m.gguf")).await.unwrap();
+        // Where nothing else tells the end of it, silence does.
+        let stall_timeout = if then == Then::Stall { Duration::from_secs(1) } else { LONG };
+        let settings = Settings { stall_timeout, ..server.settings() };
+        let gathered = server.fetch_with(&server.url("/m.gguf"), settings, Environment::default()).await.unwrap();
         assert_eq!(server.publish(gathered), [file(1 << 20)], "{then:?}");
         let from: Vec<_> = server.asked().iter().map(|asked| asked.from()).collect();
         assert_eq!(from, [None, Some(200_000), Some(400_000), Some(600_000)]);
@@ -171,7 +174,7 @@ async fn limits_of_size_time_and_disk_hold() {
     assert!(matches!(error, FetchError::Store(StoreError::DiskFull { .. })), "{error}");
 
     let slow = Server::start(|_, _| (Vec::new(), Then::Stall)).await;
-    let short = Settings { timeout: std::time::Duration::from_millis(200), ..slow.settings() };
+    let short = Settings { timeout: Duration::from_millis(200), ..slow.settings() };
     let error = slow.fetch_with(&slow.url("/m.gguf"), short, Environment::default()).await.unwrap_err();
     assert!(matches!(error, FetchError::TooLong { .. }), "{error}");
 }
@@ -198,9 +201,8 @@ async fn progress_ends_with_everything_and_counts_what_was_there() {
 async fn two_fetches_of_one_file_do_not_write_it_both() {
     let server =
         Server::start(|_, _| (cut(reply("200 OK", &[("content-length", "10")], b"01234"), 5).0, Then::Stall)).await;
-    let settings = Settings { stall_timeout: std::time::Duration::from_secs(60), ..server.settings() };
     let url = server.url("/m.gguf");
-    let first = server.fetch_with(&url, settings.clone(), Environment::default());
+    let first = server.fetch(&url);
     let second = async {
         while server.asked().is_empty() {
             tokio::task::yield_now().await;

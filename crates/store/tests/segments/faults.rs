@@ -117,12 +117,15 @@ fn a_read_that_hangs_frees_its_caller_and_too_many_switch_the_tier_off_until_the
     let (key, block) = block(1, 1, 10_000);
     let location = put(&segments, &block);
     faults.set_read(ReadFault::Hang);
-    let soon = || Instant::now() + Duration::from_millis(20);
     for stuck in 1..=STUCK_READS_MAX {
-        let memory = AlignedBuffer::with_pages(location.pages as usize);
-        let failed = segments.read_and_wait(location, key, memory, soon()).unwrap_err();
-        assert_eq!(failed.error, ReadError::Stuck);
-        assert!(failed.memory.is_none(), "the disk may still write into it");
+        wait_until("a read that hangs", || {
+            let memory = AlignedBuffer::with_pages(location.pages as usize);
+            let soon = Instant::now() + Duration::from_millis(100);
+            let failed = segments.read_and_wait(location, key, memory, soon).unwrap_err();
+            assert_eq!(failed.error, ReadError::Stuck);
+            // One that no thread had begun by its deadline comes back with its memory; else the disk may still write into it.
+            failed.memory.is_none()
+        });
         assert_eq!(segments.figures().stuck_reads, stuck);
     }
     assert!(segments.figures().is_off);

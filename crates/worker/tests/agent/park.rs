@@ -21,6 +21,11 @@ fn spec() -> SyntheticSpec {
     }
 }
 
+/// Says its tokens so slowly that it is in the middle of them for seconds, whatever else the machine does.
+fn slow() -> SyntheticSpec {
+    SyntheticSpec { decode_seconds_per_token: 0.02, ..spec() }
+}
+
 fn job() -> GenerateJob {
     let words: String = (0..150).map(|word| format!("w{word} ")).collect();
     GenerateJob { stream: true, ignore_end: true, ..GenerateJob::greedy(Prompt::Text { text: words }, TOKENS) }
@@ -44,6 +49,7 @@ fn usage(answer: &Answer) -> Usage {
     }
 }
 
+/// What it says does not depend on how fast it says it.
 async fn undisturbed() -> Answer {
     let mut world = World::new(settings(100 * MIB));
     let digest = world.add(1, &spec());
@@ -60,7 +66,7 @@ async fn parked_bytes(world: &World) -> u64 {
 async fn a_batch_that_is_parked_three_times_says_what_it_says_undisturbed() {
     let alone = undisturbed().await;
     let mut world = World::new(settings(100 * MIB));
-    let (first, second) = (world.add(1, &spec()), world.add(2, &spec()));
+    let (first, second) = (world.add(1, &slow()), world.add(2, &spec()));
     let mut facts = world.agent.facts().unwrap();
     let mut batch = ask(&mut world, first, Priority::Batch, job());
     let mut begun = String::new();
@@ -113,10 +119,11 @@ async fn an_only_sequence_goes_to_a_higher_class_and_an_engine_that_dies_meanwhi
     let alone = undisturbed().await;
     for kills in [false, true] {
         let mut world = World::new(settings(100 * MIB));
-        let digest = world.add_with(1, &spec(), |spec| spec.parallel = 1);
+        let digest = world.add_with(1, &slow(), |spec| spec.parallel = 1);
         let mut batch = ask(&mut world, digest, Priority::Batch, job());
         let mut begun = text_of(&mut batch).await;
-        let mut critical = world.ask_with(digest, Priority::Critical, 40);
+        // One that is to be killed in the middle has no end before that.
+        let mut critical = world.ask_with(digest, Priority::Critical, if kills { 4000 } else { 40 });
         begun.push_str(&until_parked(&mut batch).await);
         text_of(&mut critical).await;
         if kills {
@@ -138,25 +145,28 @@ fn pid_of(pid: u32) -> rustix::process::Pid {
 #[tokio::test]
 async fn a_caller_that_leaves_while_parked_takes_its_state_along() {
     let mut world = World::new(settings(100 * MIB));
-    let slow = SyntheticSpec { load_seconds: 1.0, ..spec() };
-    let (first, second) = (world.add(1, &spec()), world.add(2, &slow));
+    let (first, second) = (world.add(1, &slow()), world.add(2, &slow()));
     let mut batch = ask(&mut world, first, Priority::Batch, job());
     text_of(&mut batch).await;
-    let critical = world.ask_with(second, Priority::Critical, 3);
+    // As long as this one runs, nobody who is parked comes back.
+    let keeping = world.ask_with(second, Priority::Critical, 4000);
     until_parked(&mut batch).await;
     assert!(parked_bytes(&world).await > 0);
     world.agent.cancel(batch.request, CancelCause::Disconnected);
     eventually("its state is gone", async || parked_bytes(&world).await == 0).await;
     let answer = batch.answer().await;
     assert!(answer.last.is_none(), "{answer:?}");
-    assert!(critical.answer().await.is_done());
+    assert!(world.ask_with(second, Priority::Critical, 3).answer().await.is_done());
+    world.agent.cancel(keeping.request, CancelCause::Disconnected);
+    assert!(keeping.answer().await.is_done());
     world.end().await;
 }
 
 #[tokio::test]
 async fn what_cannot_be_parked_runs_on_and_ends() {
     let several = GenerateJob { choices: 2, ..job() };
-    let embedding = Work::Embed { inputs: vec![TokensOrText::Text("a b c".into())] };
+    // Whatever runs does so for a second: the critical one comes in the middle of it.
+    let embedding = Work::Embed { inputs: vec![TokensOrText::Text("a b c ".repeat(150))] };
     let one = Work::Generate(Box::new(job()));
     let off = Settings { parking: ParkingLimits::OFF, ..settings(100 * MIB) };
     let tight = Settings { parking: ParkingLimits { bytes_max: 1, ..ParkingLimits::default() }, ..settings(100 * MIB) };
@@ -170,8 +180,9 @@ async fn what_cannot_be_parked_runs_on_and_ends() {
         let mut world = World::new(settings);
         let slow = SyntheticSpec { prefill_seconds_per_token: 0.002, ..spec() };
         let (first, second) = (world.add(1, &slow), world.add(2, &spec()));
-        let batch = world.ask_work(first, Priority::Batch, work);
-        eventually("it runs", async || world.line(first).await.is_some_and(|line| line.in_flight == 1)).await;
+        let mut batch = world.ask_work(first, Priority::Batch, work);
+        // Its own word that it runs cannot be missed, as a short time in the ledger can.
+        while !matches!(batch.next().await.expect("it runs"), Reply::Started { .. }) {}
         let critical = world.ask_with(second, Priority::Critical, 3);
         let batch = batch.answer().await;
         assert!(matches!(batch.last, Some(Reply::Done { .. } | Reply::Embedded { .. })), "{batch:?}");

@@ -59,8 +59,11 @@ async fn unloading_a_model_that_callers_wait_for_returns_and_happens_after_them(
 
 #[tokio::test]
 async fn a_cold_caller_hears_of_the_load_and_gets_its_answer() {
+    // Long enough that a caller who is not run for a moment still hears of it twice.
+    const LOAD_SECONDS: u32 = 2;
+    let load_seconds = f64::from(LOAD_SECONDS);
     let mut world = World::new(settings(100 * MIB));
-    let digest = world.add(1, &SyntheticSpec { load_seconds: 0.6, ..holding(MIB) });
+    let digest = world.add(1, &SyntheticSpec { load_seconds, ..holding(MIB) });
     let mut facts = world.agent.facts().unwrap();
     let answer = world.ask(digest, 3).answer().await;
     assert!(answer.is_done());
@@ -74,10 +77,11 @@ async fn a_cold_caller_hears_of_the_load_and_gets_its_answer() {
         })
         .collect();
     assert!(shares.len() >= 2 && shares.is_sorted(), "{shares:?}");
-    assert!(shares.len() <= 10, "at most ten a second: {shares:?}");
+    // Beside them, that it begins and that it has ended.
+    assert!(shares.len() <= 10 * LOAD_SECONDS as usize + 2, "at most ten a second: {shares:?}");
     loop {
         if let (_, Fact::LoadFinished { timings, peak, .. }) = facts.recv().await.unwrap() {
-            assert!(timings.load_seconds >= 0.6, "{timings:?}");
+            assert!(timings.load_seconds >= load_seconds, "{timings:?}");
             assert_eq!(peak.private_host_bytes, MIB);
             break;
         }
@@ -116,13 +120,15 @@ async fn waiting_callers_know_their_place() {
     let mut world = World::new(settings(50 * MIB));
     let digest = world.add_with(1, &slow(), |spec| spec.parallel = 1);
     world.agent.load(digest).await.unwrap();
-    let mut first = world.ask(digest, 20);
+    // It runs until everybody has been told: places are told now and then, not at once.
+    let mut first = world.ask(digest, 100_000);
     first.first_text().await;
     let mut batch = world.ask_with(digest, Priority::Batch, 1);
     assert_eq!(batch.next().await, Some(Reply::Queued { position: 1 }));
     let mut standard = world.ask(digest, 1);
     assert_eq!(standard.next().await, Some(Reply::Queued { position: 1 }));
     assert_eq!(batch.next().await, Some(Reply::Queued { position: 2 }));
+    world.agent.cancel(first.request, CancelCause::Disconnected);
     for caller in [first, standard, batch] {
         assert!(caller.answer().await.is_done());
     }
