@@ -90,7 +90,8 @@ impl Footprint {
 
     /// All bytes over all devices.
     pub fn total_bytes(&self) -> Bytes {
-        self.private_host_bytes + self.shared_host_bytes + self.accelerator_bytes.iter().sum::<Bytes>()
+        let accelerators = self.accelerator_bytes.iter().fold(0, |sum: Bytes, bytes| sum.saturating_add(*bytes));
+        self.private_host_bytes.saturating_add(self.shared_host_bytes).saturating_add(accelerators)
     }
 
     /// The greater of both in every place.

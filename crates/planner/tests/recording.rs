@@ -89,7 +89,11 @@ burst = 3
 
 /// A day of the scenario, recorded from its first event on.
 fn simulated(slots: u64) -> (Lines, Node) {
-    let scenario = Scenario::parse(SCENARIO).expect("it makes sense");
+    simulated_of(SCENARIO, slots)
+}
+
+fn simulated_of(scenario: &str, slots: u64) -> (Lines, Node) {
+    let scenario = Scenario::parse(scenario).expect("it makes sense");
     let demand = scenario.demand(1, None).expect("synthetic");
     let cost = Cost { bytes: GIBIBYTE, load: scenario.load(), run: scenario.run() };
     let lines = begun();
@@ -466,4 +470,84 @@ fn lines_that_do_not_belong_together_are_refused() {
     let step = gateway_recording(|_, _| {}).text();
     let step = read(2, &step[2]).expect("as written");
     assert!(refusal(&[header(FORMAT_VERSION), step]).contains("has not begun"));
+}
+
+/// Where numbers and truths stand in a text of JSON.
+fn values(text: &str) -> Vec<(usize, usize)> {
+    let bytes = text.as_bytes();
+    let (mut found, mut place, mut in_text) = (Vec::new(), 0, false);
+    while place < bytes.len() {
+        match bytes[place] {
+            b'"' => in_text = !in_text,
+            b'0'..=b'9' | b'-' | b't' | b'f' | b'n' if !in_text => {
+                let end = (place..bytes.len()).find(|end| b",}]".contains(&bytes[*end])).unwrap_or(bytes.len());
+                found.push((place, end));
+                place = end;
+                continue;
+            }
+            _ => {}
+        }
+        place += 1;
+    }
+    found
+}
+
+/// The same with another number or truth somewhere.
+fn forged(text: &str, random: &mut fastrand::Rng) -> String {
+    let Some((from, to)) = random.choice(values(text)) else { return text.to_owned() };
+    let old = &text[from..to];
+    let new = match (old.parse::<u64>(), random.u8(..8)) {
+        (_, 0) => "0".to_owned(),
+        (_, 1) => u64::MAX.to_string(),
+        (_, 2) => u32::MAX.to_string(),
+        (_, 3) => "1e300".to_owned(),
+        (_, 4) => "null".to_owned(),
+        (Ok(number), 5) => (number / 2).to_string(),
+        (Ok(number), 6) => number.saturating_add(1).to_string(),
+        (Ok(number), _) => number.saturating_mul(1_000).to_string(),
+        (Err(_), _) => if old == "true" { "false" } else { "true" }.to_owned(),
+    };
+    format!("{}{new}{}", &text[..from], &text[to..])
+}
+
+/// Somebody who knows how sums are made may write anything: no number of it brings the program down, or takes it for ever.
+#[test]
+fn whatever_a_forger_writes_is_replayed_simulated_or_refused() {
+    const FEW: &str = r#"
+description = "a few models with a timer each"
+slots = [4]
+load_seconds = 5.0
+run_seconds = 2.0
+days = 1
+
+[[group]]
+models = 6
+pattern = "periodic"
+every_minutes = [120, 200]
+jitter = 0.05
+"#;
+    let written = simulated_of(FEW, 4).0.text();
+    let plain = |line: &Vec<u8>| String::from_utf8(unsealed(line)).expect("JSON");
+    let written: Vec<String> = written.iter().map(plain).collect();
+    let (mut replayed, mut refused) = (0, 0);
+    for seed in 0..1_000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut text = written.clone();
+        for _ in 0..random.usize(1..4) {
+            // Half of them in the machine as it was at the beginning: there is most to get wrong.
+            let place = if random.bool() { 1 } else { random.usize(..text.len()) };
+            text[place] = forged(&text[place], &mut random);
+        }
+        let lines = || text.iter().enumerate().map(|(number, line)| read(number, &sealed(number, line.as_bytes())));
+        let mut replay = Replay::default();
+        let taken = lines().try_for_each(|line| replay.take(line.map_err(drop)?).map_err(drop));
+        let observed = lines().try_fold(Observed::default(), |mut observed, line| {
+            observed.take(line?);
+            Ok::<_, LineError>(observed)
+        });
+        let simulated = observed.map(|observed| WhatIf::default().run(&observed).is_ok());
+        let is_fine = taken.is_ok() && simulated.is_ok_and(|ran| ran) && replay.finish().is_ok();
+        *if is_fine { &mut replayed } else { &mut refused } += 1;
+    }
+    assert!(replayed > 100 && refused > 100, "both are tried: {replayed}, {refused}");
 }

@@ -68,11 +68,11 @@ impl Slot {
 
     /// Whether `next` is the quarter of an hour that follows. After a clock was set, it is not.
     pub fn leads_to(self, next: Self) -> bool {
-        next.bin == (self.bin + 1) % DAY_BINS
+        next.bin == self.bin.saturating_add(1) % DAY_BINS
     }
 
     fn index(self) -> usize {
-        usize::from(self.weekend) * DAY_BINS + self.bin
+        usize::from(self.weekend) * DAY_BINS + self.bin % DAY_BINS
     }
 }
 

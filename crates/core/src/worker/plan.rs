@@ -279,7 +279,7 @@ impl Worker {
         actions: &mut Vec<Action>,
     ) {
         let window = self.settings.thrash_window;
-        self.last_generation += 1;
+        self.last_generation = self.last_generation.saturating_add(1);
         let generation = Generation(self.last_generation);
         let Some(mut model) = self.models.get_mut(&digest) else { return };
         let charge = Charge::new(footprint, model.spec.artifact, &accelerators);
@@ -453,10 +453,11 @@ impl Worker {
 
 /// What does not fit, by the numbers of the kind of memory that lacks: the host's, or that of all accelerators.
 fn too_large(footprint: &Footprint, capacity: &MemoryVector) -> Rejection {
-    let (host_bytes, host) = (footprint.private_host_bytes + footprint.shared_host_bytes, capacity.get(HOST));
+    let (host_bytes, host) =
+        (footprint.private_host_bytes.saturating_add(footprint.shared_host_bytes), capacity.get(HOST));
     if host_bytes > host {
         return Rejection::TooLarge { needed_bytes: host_bytes, available_bytes: host };
     }
-    let needed_bytes = footprint.accelerator_bytes.iter().sum();
-    Rejection::TooLarge { needed_bytes, available_bytes: capacity.total() - host }
+    let needed_bytes = MemoryVector(footprint.accelerator_bytes.clone()).total();
+    Rejection::TooLarge { needed_bytes, available_bytes: capacity.total().saturating_sub(host) }
 }

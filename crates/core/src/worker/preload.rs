@@ -285,9 +285,9 @@ impl Model {
         }
         let score = self.forecast.score_mut();
         match outcome {
-            PreloadOutcome::Used => score.used += 1,
-            PreloadOutcome::Late => score.late += 1,
-            PreloadOutcome::Wasted => score.wasted += 1,
+            PreloadOutcome::Used => score.used = score.used.saturating_add(1),
+            PreloadOutcome::Late => score.late = score.late.saturating_add(1),
+            PreloadOutcome::Wasted => score.wasted = score.wasted.saturating_add(1),
         }
         actions.push(Action::Tell(Fact::Preloaded { digest: self.spec.digest, outcome }));
     }
