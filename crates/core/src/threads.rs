@@ -52,6 +52,9 @@ impl Lease {
     }
 }
 
+/// Turns are not shorter than this, whatever the settings say: engines that only take turns do nothing else.
+const QUANTUM_MIN: Duration = Duration::from_millis(1);
+
 /// The leases of one worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadLeases {
@@ -65,7 +68,7 @@ pub struct ThreadLeases {
 impl ThreadLeases {
     /// No leases yet.
     pub fn new(cores: u32, quantum: Duration) -> Self {
-        Self { cores: cores.max(1), quantum, leases: BTreeMap::new(), busy: BTreeSet::new() }
+        Self { cores: cores.max(1), quantum: quantum.max(QUANTUM_MIN), leases: BTreeMap::new(), busy: BTreeSet::new() }
     }
 
     /// Threads that nobody is stepping with.

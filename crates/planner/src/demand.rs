@@ -30,7 +30,7 @@ pub struct Demand {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It is not a table.
-    #[error("the trace is not CSV: {0}")]
+    #[error("the trace is not CSV")]
     Csv(#[from] csv::Error),
     /// It is another table.
     #[error(

@@ -89,11 +89,7 @@ burst = 3
 
 /// A day of the scenario, recorded from its first event on.
 fn simulated(slots: u64) -> (Lines, Node) {
-    simulated_of(SCENARIO, slots)
-}
-
-fn simulated_of(scenario: &str, slots: u64) -> (Lines, Node) {
-    let scenario = Scenario::parse(scenario).expect("it makes sense");
+    let scenario = Scenario::parse(SCENARIO).expect("it makes sense");
     let demand = scenario.demand(1, None).expect("synthetic");
     let cost = Cost { bytes: GIBIBYTE, load: scenario.load(), run: scenario.run() };
     let lines = begun();
@@ -191,7 +187,7 @@ fn recorded(
 fn observed(lines: &Lines) -> Observed {
     let mut observed = Observed::default();
     for (number, line) in lines.text().iter().enumerate() {
-        observed.take(read(number, line).expect("as written"));
+        observed.take(read(number, line).expect("as written")).expect("in order");
     }
     observed
 }
@@ -510,9 +506,8 @@ fn forged(text: &str, random: &mut fastrand::Rng) -> String {
     format!("{}{new}{}", &text[..from], &text[to..])
 }
 
-/// Somebody who knows how sums are made may write anything: no number of it brings the program down, or takes it for ever.
-#[test]
-fn whatever_a_forger_writes_is_replayed_simulated_or_refused() {
+/// A recording of a few models' day, with what the gateway says of answers behind it, and how many lines are the worker's.
+fn written() -> (Vec<String>, usize) {
     const FEW: &str = r#"
 description = "a few models with a timer each"
 slots = [4]
@@ -526,28 +521,56 @@ pattern = "periodic"
 every_minutes = [120, 200]
 jitter = 0.05
 "#;
-    let written = simulated_of(FEW, 4).0.text();
-    let plain = |line: &Vec<u8>| String::from_utf8(unsealed(line)).expect("JSON");
-    let written: Vec<String> = written.iter().map(plain).collect();
-    let (mut replayed, mut refused) = (0, 0);
+    let demand = Scenario::parse(FEW).expect("it makes sense").demand(1, None).expect("synthetic");
+    let cost = Cost { bytes: GIBIBYTE, load: Duration::from_secs(5), run: Duration::from_secs(2) };
+    let alone = Slowdown::default();
+    let lines =
+        recorded(&demand, settings(4 * GIBIBYTE, Parts::ALL), vec![cost; demand.models], alone, alone, |_| 10).text();
+    let answers = demand.arrivals.len();
+    (lines.iter().map(|line| plain(line)).collect(), lines.len() - answers)
+}
+
+fn plain(line: &[u8]) -> String {
+    String::from_utf8(unsealed(line)).expect("JSON")
+}
+
+/// What comes of lines, whatever they say: whether they are replayed, and simulated as they were and by their own costs.
+fn played(text: &[String], of_machine: usize) -> (bool, bool) {
+    let lines = || text.iter().enumerate().map(|(number, line)| read(number, &sealed(number, line.as_bytes())));
+    let mut replay = Replay::default();
+    let taken = lines().take(of_machine).try_for_each(|line| replay.take(line.map_err(drop)?).map_err(drop));
+    let observed = lines().try_fold(Observed::default(), |mut observed, line| {
+        observed.take(line.map_err(drop)?).map_err(drop)?;
+        Ok::<_, ()>(observed)
+    });
+    let simulated = observed.is_ok_and(|observed| {
+        let costs = Costs::of(&observed, Profiles::new());
+        let by_costs =
+            costs.is_none_or(|costs| WhatIf { costs: Some(costs), ..WhatIf::default() }.run(&observed).is_ok());
+        WhatIf::default().run(&observed).is_ok() && by_costs
+    });
+    (taken.is_ok() && replay.finish().is_ok(), simulated)
+}
+
+/// Somebody who knows how sums are made may write anything: no number of it brings the program down, or takes it for ever.
+#[test]
+fn whatever_a_forger_writes_is_replayed_simulated_or_refused() {
+    let (worker, of_worker) = written();
+    let gateway: Vec<String> = gateway_recording(|_, _| {}).text().iter().map(|line| plain(line)).collect();
+    let (mut replayed, mut simulated, mut refused) = (0, 0, 0);
     for seed in 0..1_000 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut text = written.clone();
+        let (mut text, of_machine) =
+            if seed % 4 == 0 { (gateway.clone(), gateway.len()) } else { (worker.clone(), of_worker) };
         for _ in 0..random.usize(1..4) {
             // Half of them in the machine as it was at the beginning: there is most to get wrong.
             let place = if random.bool() { 1 } else { random.usize(..text.len()) };
             text[place] = forged(&text[place], &mut random);
         }
-        let lines = || text.iter().enumerate().map(|(number, line)| read(number, &sealed(number, line.as_bytes())));
-        let mut replay = Replay::default();
-        let taken = lines().try_for_each(|line| replay.take(line.map_err(drop)?).map_err(drop));
-        let observed = lines().try_fold(Observed::default(), |mut observed, line| {
-            observed.take(line?);
-            Ok::<_, LineError>(observed)
-        });
-        let simulated = observed.map(|observed| WhatIf::default().run(&observed).is_ok());
-        let is_fine = taken.is_ok() && simulated.is_ok_and(|ran| ran) && replay.finish().is_ok();
-        *if is_fine { &mut replayed } else { &mut refused } += 1;
+        let fine = played(&text, of_machine);
+        replayed += u32::from(fine.0);
+        simulated += u32::from(fine.1);
+        refused += u32::from(!fine.0);
     }
-    assert!(replayed > 100 && refused > 100, "both are tried: {replayed}, {refused}");
+    assert!(replayed > 100 && simulated > 100 && refused > 100, "all are tried: {replayed}, {simulated}, {refused}");
 }

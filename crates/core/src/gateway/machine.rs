@@ -282,7 +282,7 @@ impl Gateway {
             return;
         }
         let (sequence, deadline) = (self.next_sequence, now + patience);
-        self.next_sequence += 1;
+        self.next_sequence = self.next_sequence.saturating_add(1);
         let request = Request {
             tenant,
             digest,

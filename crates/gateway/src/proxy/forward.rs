@@ -126,6 +126,7 @@ async fn models(State(shared): State<Arc<Shared>>) -> Response {
     for endpoint in proxy.endpoints().all() {
         names.extend(endpoint.models());
     }
+    names.extend(proxy.configured().iter().flat_map(|replica| replica.models.iter().cloned()));
     let models: Vec<_> = names.iter().map(|name| model_document(name)).collect();
     axum::Json(json!({"object": "list", "data": models})).into_response()
 }
@@ -423,7 +424,12 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 fn is_known(proxy: &Proxy, model: &str) -> bool {
-    proxy.endpoints().all().any(|endpoint| endpoint.models().contains(model))
+    proxy.endpoints().all().any(|endpoint| endpoint.models().contains(model)) || is_configured(proxy, model)
+}
+
+/// Whether a configured replica is to serve it, wherever that may be: its name may lead nowhere yet.
+fn is_configured(proxy: &Proxy, model: &str) -> bool {
+    proxy.configured().iter().any(|replica| replica.models.iter().any(|name| name == model))
 }
 
 /// The label of a model in metrics: hostile names make no series.

@@ -308,12 +308,18 @@ async fn a_configured_model_whose_replica_was_never_there_is_known() {
     drop(there);
     let later = ReplicaConfig { models: vec!["later".to_owned()], ..replica(&format!("http://{address}")) };
     let config = unwatched(&[url]);
-    let replicas = [config.replicas.clone(), vec![later]].concat();
+    let mut lost = replica("http://no-such-name.test:9");
+    lost.models = vec!["lost".to_owned()];
+    let replicas = [config.replicas.clone(), vec![later, lost]].concat();
     let quick = Duration::from_millis(50);
-    let gateway = Gateway::start(ProxyConfig { replicas, probe_interval: quick, ..config }).await;
+    let zone = Zone::default();
+    zone.set("no-such-name.test", Err(io::ErrorKind::NotFound.into()));
+    let resolver = zone.resolver();
+    let gateway = Gateway::start(ProxyConfig { replicas, probe_interval: quick, resolver, ..config }).await;
     assert_eq!(gateway.ask("m").await.0, StatusCode::OK);
     let (status, body) = gateway.ask("later").await;
     assert_eq!((status, &body["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("no_worker")), "{body}");
+    assert_eq!(gateway.ask("lost").await.1["error"]["code"], "no_worker", "its name leads nowhere");
     assert_eq!(gateway.ask("never").await.1["error"]["code"], "model_not_found");
     // From the moment on that it is healthy it answers: whoever waits for that is never told that there is no such model.
     Replica::named("second").serve(TcpListener::bind(address).await.unwrap());

@@ -38,7 +38,7 @@ pub enum PlanError {
     #[error("the scenario's {0}")]
     Value(&'static str),
     /// A figure of the model, its GPUs or its costs makes no sense.
-    #[error("the scenario's {0}")]
+    #[error("a figure of the scenario cannot be used")]
     Refused(#[from] Refused),
     /// There is no such level.
     #[error("there is no level {0}: there are step, request")]

@@ -201,8 +201,10 @@ impl Boundary {
 
     fn phases_problem(&self) -> Option<&'static str> {
         let requests: f64 = self.phase.iter().map(|phase| phase.seconds * phase.requests_per_second).sum();
-        let asks = |phase: &Phase| phase.talk_share >= 1.0 || (1..=self.models.count).contains(&phase.models);
-        let talks = |phase: &Phase| phase.talk_share <= 0.0 || (1..=CONVERSATIONS_MAX).contains(&phase.conversations);
+        // What nobody asks for or talks in is there all the same.
+        let least = |unused: bool| usize::from(!unused);
+        let asks = |phase: &Phase| (least(phase.talk_share >= 1.0)..=self.models.count).contains(&phase.models);
+        let talks = |phase: &Phase| (least(phase.talk_share <= 0.0)..=CONVERSATIONS_MAX).contains(&phase.conversations);
         let times = |phase: &Phase| positive(phase.seconds) && positive(phase.requests_per_second);
         let all = |rule: &dyn Fn(&Phase) -> bool| self.phase.iter().all(rule);
         first_broken(&[
@@ -210,8 +212,8 @@ impl Boundary {
             (all(&times), "phases must have seconds and requests_per_second above 0"),
             (requests <= REQUESTS_MAX, "phases must have at most a million requests together"),
             (all(&|phase| (0.0..=1.0).contains(&phase.talk_share)), "talk_share must be between 0 and 1"),
-            (all(&asks), "a phase's models must be at least one and at most those there are"),
-            (all(&talks), "a phase's conversations must be between 1 and 10000"),
+            (all(&asks), "a phase's models must be at most those there are, and at least one where any is asked for"),
+            (all(&talks), "a phase's conversations must be at most 10000, and at least one where anybody talks"),
         ])
     }
 }
@@ -262,6 +264,9 @@ mod tests {
             ("copy_bytes_per_second = ", "copy_bytes_per_second = nan #", "copy_bytes_per_second"),
             ("models = 14", "models = 99", "at most those there are"),
             ("parallel = ", "paralel = ", "unknown field"),
+            // Counts that a phase has no use for make work all the same.
+            ("models = 0", "models = 3_000_000_000", "a phase's models"),
+            ("conversations = 0", "conversations = 20_000_000", "a phase's conversations"),
         ] {
             crate::scenario::assert_refused(text, (from, to), words, Plan::parse);
         }

@@ -4,6 +4,7 @@ use super::{
     Entry, Line,
     costs::Costs,
     fit::{Exposure, Load, Ran, Samples, Tokens},
+    replay::{ReplayError, check_pause},
 };
 use crate::{
     node::{Ask, EngineCost, Outcome, STOP_TIME},
@@ -157,6 +158,9 @@ pub struct Observed {
     /// What came from outside, by the time since the beginning.
     pub(super) outside: Vec<(Duration, Outside)>,
     began: Instant,
+    /// Of the last step.
+    now: Instant,
+    lines: u64,
     asks: u64,
     outcome: Outcome,
     seen: BTreeMap<Digest, Seen>,
@@ -178,16 +182,22 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Looks at the next line.
-    pub fn take(&mut self, line: Line) {
+    /// Looks at the next line. After an error there is no next one.
+    pub fn take(&mut self, line: Line) -> Result<(), ReplayError> {
+        self.lines += 1;
         match line {
             Line::Gateway(Entry::Step(step)) => self.counted(&step),
             Line::Worker(entry) => match *entry {
                 Entry::Begin { now, machine } => self.begin(now, &machine),
-                Entry::Step(step) => self.step(step),
+                Entry::Step(step) => {
+                    check_pause(self.lines, self.now, step.now)?;
+                    self.now = step.now;
+                    self.step(step);
+                }
             },
             _ => {}
         }
+        Ok(())
     }
 
     /// What came of it, live.
@@ -245,7 +255,7 @@ impl Observed {
     }
 
     fn begin(&mut self, now: Instant, machine: &Worker) {
-        self.began = now;
+        (self.began, self.now) = (now, now);
         self.settings = Some(machine.settings().clone());
         self.specs = machine.specs().cloned().collect();
         self.recollections = machine.recollections(now);

@@ -33,7 +33,7 @@ const SECONDS_MAX: f64 = 1e6;
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// They are something else.
-    #[error("it is not what `warmset model profile NAME --json` prints, once or several times: {0}")]
+    #[error("it is not what `warmset model profile NAME --json` prints, once or several times")]
     Json(#[from] serde_json::Error),
     /// A figure that no model has.
     #[error(

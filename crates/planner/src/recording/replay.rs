@@ -16,6 +16,14 @@ const CHECK_INTERVAL: u64 = 1_000;
 /// No server was without any event for so long: what a machine does about a longer time may have no end.
 const PAUSE_MAX: Duration = Duration::from_secs(400 * 24 * 3600);
 
+/// Whether a line can be so much later than the one before it.
+pub(super) fn check_pause(line: u64, before: Instant, now: Instant) -> Result<(), ReplayError> {
+    if now.since(before) > PAUSE_MAX {
+        return Err(ReplayError::Order { line, reason: "more than a year lies between it and what came before" });
+    }
+    Ok(())
+}
+
 /// Why a recording does not replay.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
@@ -132,10 +140,7 @@ where
     }
 
     fn step(&mut self, line: u64, step: StepOf<M>) -> Result<(), ReplayError> {
-        if step.now.since(self.now) > PAUSE_MAX {
-            let reason = "more than a year lies between it and what came before";
-            return Err(ReplayError::Order { line, reason });
-        }
+        check_pause(line, self.now, step.now)?;
         let mut actions = Vec::new();
         self.machine.handle(step.now, step.event.clone(), &mut actions);
         self.events += 1;

@@ -49,6 +49,10 @@ fn text(document: &Value) -> String {
             pairs.push(("written no more", fault.to_owned()));
         }
     }
+    if let Some(refused) = document["disk_writes_refused"].as_u64().filter(|count| *count > 0) {
+        let blocks = crate::output::count(usize::try_from(refused).unwrap_or(usize::MAX), "block");
+        pairs.push(("not written", format!("{blocks}, for want of room, of time or of worth")));
+    }
     if let Some(rejected) = document["rejected"].as_object().filter(|rejected| !rejected.is_empty()) {
         let reasons = rejected.iter().map(|(reason, count)| format!("{count} {reason}"));
         pairs.push(("refused", reasons.collect::<Vec<_>>().join(", ")));
@@ -97,7 +101,7 @@ mod tests {
     fn people_see_what_each_tier_holds_and_whether_it_pays() {
         let document = json!({
             "enabled": true, "host_bytes": 1 << 20, "host_bytes_max": 1 << 30, "disk_bytes": 0, "disk_bytes_max": 0,
-            "restore_bytes_per_second": 4.2e9, "rejected": {"checksum": 2},
+            "restore_bytes_per_second": 4.2e9, "rejected": {"checksum": 2}, "disk_writes_refused": 3,
             "models": [{
                 "name": "m", "block_bytes": 1 << 20, "host_blocks": 1, "disk_blocks": 0, "lookup_tokens": 100,
                 "hit_tokens": {"device": 1, "host": 64, "disk": 0}, "saved_seconds": 3.25, "spent_seconds": 0.5,
@@ -105,7 +109,9 @@ mod tests {
             }],
         });
         let text = text(&document);
-        for part in ["1.0 MiB of 1.0 GiB", "4.20 GB/s", "2 checksum", "3.2 s", "pays: it saves"] {
+        for part in
+            ["1.0 MiB of 1.0 GiB", "3 blocks, for want of room", "4.20 GB/s", "2 checksum", "3.2 s", "pays: it saves"]
+        {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         assert!(!text.contains("on disk"), "{text}");

@@ -175,7 +175,7 @@ fn observe(reading: &mut Reading) -> Result<Observed> {
         if let Line::Recording(header) = &line {
             header.check()?;
         }
-        observed.take(line);
+        observed.take(line)?;
     }
     Ok(observed)
 }
