@@ -159,7 +159,6 @@ impl Tier {
             Event::Forget { identity } => self.forget_model(identity, actions),
             Event::HostLimit { bytes } => {
                 self.host.limit_bytes = bytes;
-                self.make_room(0, actions);
             }
             Event::Timer => self.give_up_late_reads(now, actions),
         }
@@ -464,6 +463,15 @@ impl Tier {
         hold(self.host.state_bytes == self.saves_bytes(), "states are counted once", || {
             format!("{} bytes counted, {} on their way", self.host.state_bytes, self.saves_bytes())
         })?;
+        let has_room = self.host.has_room(0, 0) || self.host.leaving.len() == 0;
+        hold(has_room, "what models want has left, as far as it can", || {
+            format!(
+                "{} of {} bytes, {:?} can leave",
+                self.host.bytes_used,
+                self.host.limit_bytes,
+                self.host.leaving.len()
+            )
+        })?;
         hold(self.host.bytes_used <= self.settings.host_bytes_max, "within the limit of host memory", || {
             format!("{} of {} bytes", self.host.bytes_used, self.settings.host_bytes_max)
         })
@@ -496,6 +504,10 @@ impl Machine for Tier {
     fn handle(&mut self, now: Instant, event: Event, actions: &mut Vec<Action>) {
         self.now = now.max(self.now);
         self.take(self.now, event, actions);
+        // What models want leaves at once, and what was in use or on its way then as soon as it is not any more.
+        if !self.host.has_room(0, 0) {
+            self.make_room(0, actions);
+        }
         if self.pressed > 0.0 && self.now.since(self.told_pressed_at) >= PRESSED_INTERVAL {
             let worth = core::mem::take(&mut self.pressed).max(self.regrets.tell());
             actions.push(Action::Pressed { worth });
