@@ -415,6 +415,7 @@ def test_more_memory_loads_less_and_none_is_refused(hours):
     # Where loads take long beside them, callers wait for the same one: then there are fewer, and still fewer callers are served at once.
     assert less["warm"] < everything["simulated"]["warm"], (less, everything)
     assert less["warm"] + less["cold"] + less["rejected"] == requests
-    assert "WHAT IF" in warmset.run_command(["replay", str(path), "--policy", "no-preload"]).stdout
+    shown = warmset.run_command(["replay", str(path), "--policy", "no-preload"]).stdout
+    assert "WHAT IF" in shown and all(len(line) <= 100 for line in shown.splitlines()[:-1]), shown
     assert "leaves nothing" in refused(path, "--memory", "1MiB")
     assert "no-forecast" in refused(path, "--policy", "lru")

@@ -157,9 +157,7 @@ impl Tier {
             }
             Event::Purge { domain } => self.purge(domain, actions),
             Event::Forget { identity } => self.forget_model(identity, actions),
-            Event::HostLimit { bytes } => {
-                self.host.limit_bytes = bytes;
-            }
+            Event::HostLimit { bytes } => self.host.limit_bytes = bytes,
             Event::Timer => self.give_up_late_reads(now, actions),
         }
     }

@@ -102,7 +102,7 @@ pub(super) struct Endpoint {
 }
 
 /// What a replica says of itself.
-#[derive(Debug, Default, Clone, PartialEq)]
+#[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) models: BTreeSet<String>,
     pub(super) slots: Option<u32>,

@@ -67,6 +67,8 @@ pub struct Arrangement {
 pub struct TeamFigures {
     /// Its name.
     pub team: String,
+    /// Whether it had what it was promised, over all.
+    pub kept: bool,
     /// What its models held of the machines, summed up over time.
     pub memory_gigabyte_hours: f64,
     /// The cost of its own machines; of shared ones by the memory that its models held.
@@ -307,7 +309,6 @@ impl<'a> Project<'a> {
         absences.sort_by_key(|absence| (absence.from, absence.until, absence.machine));
         absences.dedup_by_key(|absence| (absence.from, absence.until));
         let away: Vec<Away> = absences.into_iter().map(|absence| self.away(absence, &records, taken)).collect();
-        let enough = |team: &TeamFigures| team.figures.within_target_share.is_none_or(|kept| kept >= pool.target_share);
         let mut counts = Counts::default();
         runs.iter().flat_map(|(_, recording)| &recording.counts).for_each(|team| counts.add(team));
         Arrangement {
@@ -319,7 +320,7 @@ impl<'a> Project<'a> {
             machine_hours,
             cost,
             cost_per_million_output_tokens: per_million(cost, figures.output_tokens),
-            met: teams.iter().all(enough) && away.iter().all(|away| away.kept),
+            met: teams.iter().all(|team| team.kept) && away.iter().all(|away| away.kept),
             counts,
             figures,
             teams,
@@ -339,6 +340,7 @@ impl<'a> Project<'a> {
                 let cost = if all > 0.0 { cost * held[*team] / all } else { cost / fleet.teams.len() as f64 };
                 rows.push(TeamFigures {
                     team: pool.team[*team].name.clone(),
+                    kept: figures.within_target_share.is_none_or(|share| share >= pool.target_share),
                     memory_gigabyte_hours: held[*team],
                     cost,
                     cost_per_million_output_tokens: per_million(cost, figures.output_tokens),

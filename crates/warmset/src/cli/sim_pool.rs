@@ -80,7 +80,6 @@ fn as_text(document: &Value) -> String {
         items(&row["away"]).iter().map(|away| away_line(&text_of(row, "arrangement"), away)).collect::<Vec<_>>()
     });
     let fleets = items(&document["fleets"]);
-    let target_share = document["target_share"].as_f64().unwrap_or_default();
     format!(
         "{}\n{} requests in {} hours, seed {}\n\n{}\nSeconds to the first token, and cost\n{}\n{}While a machine was away\n{}\n\
          Fleets of other sizes\n{}",
@@ -92,7 +91,7 @@ fn as_text(document: &Value) -> String {
         table(&TIMES, by_team(&|row| times_and_cost(row).into())),
         compared(&items(&document["compared"])),
         table(&AWAY, away),
-        table(&SIZES, fleets.iter().map(|fleet| size_line(fleet, target_share))),
+        table(&SIZES, fleets.iter().map(size_line)),
     )
 }
 
@@ -107,7 +106,7 @@ pub(super) fn items(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_default()
 }
 
-fn size_line(fleet: &Value, target_share: f64) -> Vec<String> {
+fn size_line(fleet: &Value) -> Vec<String> {
     let by_team = items(&fleet["machines_by_team"]).iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
     vec![
         text_of(fleet, "arrangement"),
@@ -116,24 +115,20 @@ fn size_line(fleet: &Value, target_share: f64) -> Vec<String> {
         number(fleet, "cost", 2),
         percent(fleet, "within_target_share"),
         number(fleet, "first_token_p99_seconds", 2),
-        promise(fleet, target_share),
+        promise(fleet),
     ]
 }
 
 /// Whether every team has what it was promised; if not, the first that has not, and whether that is while a machine is away.
-fn promise(fleet: &Value, target_share: f64) -> String {
-    let teams = items(&fleet["teams"]);
-    let short =
-        teams.iter().find(|team| team["within_target_share"].as_f64().is_some_and(|share| share < target_share));
-    let away = items(&fleet["away"]).into_iter().find(|away| away["kept"] != true);
-    match (short, away) {
-        _ if fleet["met"] == true => "yes".to_owned(),
-        (Some(team), _) => format!("no: {} {}", text_of(team, "team"), percent(team, "within_target_share")),
+fn promise(fleet: &Value) -> String {
+    let first_broken = |key: &str| items(&fleet[key]).into_iter().find(|one| one["kept"] != true);
+    match (first_broken("teams"), first_broken("away")) {
+        (Some(team), _) => format!("no: {} {}", text_of(&team, "team"), percent(&team, "within_target_share")),
         (None, Some(away)) => {
             let share = percent(&away, "worst_team_within_target_share");
             format!("no: {} {share} while one is away", text_of(&away, "worst_team"))
         }
-        (None, None) => "no".to_owned(),
+        (None, None) => "yes".to_owned(),
     }
 }
 
